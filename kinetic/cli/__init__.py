@@ -1,1 +1,132 @@
+"""The `kinetic` command: finds the subcommand, runs it, turns errors into exit codes.
 
+Nothing heavy is imported here. Each command lives in a module of its name, imported when it
+runs, so `kinetic --help` answers before numpy or LLVM could load.
+
+Exit codes: 0 done, 1 the command failed, 2 the command line is wrong, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from kinetic._version import __version__
+from kinetic.errors import InternalError, KineticError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kinetic.cli.parser import CommandParser
+
+COMMANDS = {
+    "run": "answers one prompt, streamed to stdout",
+    "info": "shows what a model file contains",
+    "bench": "measures prompt and generation speed, and peak memory",
+    "show": "prints a model's IR after any pass, its plan, or a kernel's assembly",
+}
+
+# Commands of the manual that later versions bring: named, so that the error can be honest.
+NOT_YET = (
+    *("chat", "serve", "models", "pull", "doctor", "fit", "verify", "verify-receipt"),
+    *("quantize", "perplexity"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one `kinetic` command line and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = dispatch(arguments)
+        sys.stdout.flush()
+        return code
+    except KineticError as error:
+        return _report(error)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader left (`kinetic run ... | head`): nobody is there to be told.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except MemoryError:
+        _print_error("there is not enough memory; close other programs or use a smaller model.")
+        return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _print_error(f"{where}{error.strerror or error}.")
+        return 1
+
+
+def dispatch(arguments: list[str]) -> int:
+    """Find the command and hand it the rest of the line.
+
+    Raises: UsageError for an unknown command or option.
+    """
+    first = arguments[0] if arguments else "--help"
+    if first in ("-h", "--help", "help"):
+        if first == "help" and len(arguments) > 1:
+            return dispatch([arguments[1], "--help"])
+        sys.stdout.write(main_help())
+        return 0
+    if first in ("-V", "--version"):
+        sys.stdout.write(f"kinetic {__version__}\n")
+        return 0
+    if first not in COMMANDS:
+        raise UsageError(_unknown_command(first))
+    module = import_module(f"kinetic.cli.{first}")
+    parser: CommandParser = module.build_parser()
+    options = parser.parse(arguments[1:])
+    if options is None:
+        sys.stdout.write(parser.format_help())
+        return 0
+    code: int = module.run(options)
+    return code
+
+
+def main_help() -> str:
+    """The text of `kinetic --help`."""
+    width = max(map(len, COMMANDS))
+    rows = "".join(f"  {name:<{width}}  {does}\n" for name, does in COMMANDS.items())
+    return (
+        "Kinetic: a local inference engine built as a compiler.\n\n"
+        "usage: kinetic <command> [options] <model> ...\n\n"
+        f"commands:\n{rows}\n"
+        "kinetic <command> --help shows a command's options, kinetic --version the version.\n"
+    )
+
+
+def _unknown_command(word: str) -> str:
+    if word in NOT_YET:
+        return f"kinetic {word} is not in this version yet; there are: {', '.join(COMMANDS)}."
+    if word.startswith("-"):
+        return f"options come after the command, as in kinetic run model.gguf {word}."
+    if word.lower().endswith(".gguf"):
+        return f'say what to do with the model, as in kinetic run {word} "Hello".'
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, COMMANDS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"the commands are: {', '.join(COMMANDS)}."
+    return f"there is no command {word!r}; {hint}"
+
+
+def _report(error: KineticError) -> int:
+    message = str(error)
+    if isinstance(error, InternalError):
+        from kinetic.settings import debug_level
+
+        if debug_level() >= 1:
+            import traceback
+
+            traceback.print_exc()
+        else:
+            message += " (KINETIC_DEBUG=1 shows where)"
+    _print_error(message)
+    return error.exit_code
+
+
+def _print_error(message: str) -> None:
+    from kinetic.cli.terminal import printable
+
+    print(f"kinetic: {printable(message)}", file=sys.stderr)

@@ -1,0 +1,182 @@
+"""`kinetic bench`: llama-bench's two tests, best of a few interleaved repetitions.
+
+pp512 evaluates a prompt of 512 tokens, tg128 generates 128 tokens one by one. The tests take
+turns, so that a busy moment of the machine does not fall on one of them alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+from kinetic.cli.options import add_model, add_runtime, device, no_more_words, take_model
+from kinetic.cli.parser import CommandParser, whole
+from kinetic.cli.terminal import LiveLine, use_utf8
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kinetic.api import Model
+    from kinetic.cli.compare import PeerResult
+
+PREFILL_TOKENS = 512
+DECODE_TOKENS = 128
+
+
+class BenchResult(NamedTuple):
+    """What one bench measured. Units: seconds, bytes, tokens per second."""
+
+    model: str
+    backend: str
+    device: str
+    threads: int
+    repetitions: int
+    load_seconds: float
+    size_bytes: int
+    parameters: int
+    prefill_tokens: int
+    prefill_tokens_per_second: float
+    decode_tokens: int
+    decode_tokens_per_second: float
+    peak_rss_bytes: int
+
+
+def build_parser() -> CommandParser:
+    """The options of `kinetic bench`."""
+    parser = CommandParser(
+        "bench",
+        "kinetic bench [options] <model>",
+        "measures prompt and generation speed, and peak memory.",
+    )
+    add_model(parser)
+    group = "bench options"
+    parser.option(
+        group,
+        *("-r", "--repetitions"),
+        metavar="N",
+        type=whole(1, 1000),
+        default=3,
+        help="runs of each test; the best is reported [default: 3]",
+    )
+    parser.option(group, "--json", help="print the results as one JSON object")
+    parser.option(
+        group,
+        "--compare",
+        metavar="LLAMA_BENCH",
+        value_optional=True,
+        help="also run llama.cpp's llama-bench (on PATH, or the one given) on the same file "
+        "with the same threads, in turns, and print a card with both",
+    )
+    add_runtime(parser, context=False)
+    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure one model. Raises: any KineticError of loading it."""
+    use_utf8()
+    if options.compare and options.compare.lower().endswith(".gguf") and not options.model:
+        # `--compare model.gguf`: the option's value is optional, so it took the model.
+        options.words.insert(0, options.compare)
+        options.compare = ""
+    path, words = take_model(options, "bench")
+    no_more_words(words, "bench")
+    peer = None
+    if options.compare is not None:
+        from kinetic.cli.compare import Peer
+
+        peer = Peer.find(options.compare, path)  # before minutes are spent on our own runs
+
+    line = LiveLine(every=0.5)
+    model = _load(path, options, line)
+    result, theirs = measure(path, model, options.repetitions, line, peer)
+    line.clear()
+    sys.stdout.write(_report(result, theirs, as_json=options.json))
+    return 0
+
+
+def measure(
+    path: Path, model: Model, repetitions: int, line: LiveLine, peer: object = None
+) -> tuple[BenchResult, PeerResult | None]:
+    """Run both tests in turns, with the peer's between them when there is one."""
+    from kinetic.cli.compare import Peer
+    from kinetic.cli.machine import peak_memory
+
+    prefill: list[float] = []
+    decode: list[float] = []
+    samples = []
+    model.bench_decode(1)  # touch every page once, as llama-bench's warm-up does
+    for i in range(repetitions):
+        line.update(f"bench: run {i + 1} of {repetitions}")
+        prefill.append(model.bench_prefill(PREFILL_TOKENS))
+        decode.append(model.bench_decode(DECODE_TOKENS))
+        if isinstance(peer, Peer):
+            line.update(f"llama-bench: run {i + 1} of {repetitions}")
+            samples.append(peer.measure(model.threads))
+    theirs = None
+    if samples:
+        from kinetic.cli.compare import best
+
+        theirs = best(samples)
+    return _result(path, model, min(prefill), min(decode), repetitions, peak_memory()), theirs
+
+
+def table(result: BenchResult) -> str:
+    """The markdown table of both tests and the lines under it."""
+    name = result.model.removesuffix(".gguf")
+    size = f"{result.size_bytes / 2**30:.2f} GiB | {result.parameters / 1e9:.2f} B"
+    start = f"| {name} | {size} | {result.backend.upper()} | {result.threads} |"
+    return (
+        "| model | size | params | backend | threads | test | t/s |\n"
+        "| --- | ---: | ---: | --- | ---: | ---: | ---: |\n"
+        f"{start} pp{result.prefill_tokens} | {result.prefill_tokens_per_second:.2f} |\n"
+        f"{start} tg{result.decode_tokens} | {result.decode_tokens_per_second:.2f} |\n\n"
+        f"on {result.device}, best of {result.repetitions}, load {result.load_seconds:.2f} s\n"
+        f"peak memory {result.peak_rss_bytes / 2**30:.2f} GiB\n"
+    )
+
+
+def _report(result: BenchResult, theirs: PeerResult | None, *, as_json: bool) -> str:
+    if theirs is not None:
+        from kinetic.cli.compare import card, card_json
+
+        return card_json(result, theirs) if as_json else card(result, theirs)
+    return json.dumps(result._asdict(), indent=2) + "\n" if as_json else table(result)
+
+
+def _load(path: Path, options: argparse.Namespace, line: LiveLine) -> Model:
+    from kinetic.api import Model
+
+    return Model.load(
+        path,
+        threads=options.threads,
+        ctx_size=PREFILL_TOKENS + DECODE_TOKENS,
+        device=device(options),
+        device_class=options.device_class,
+        repack=not options.no_repack,
+        mmap=not options.no_mmap,
+        progress=line.progress,
+    )
+
+
+def _result(
+    path: Path, model: Model, prefill: float, decode: float, repetitions: int, peak: int
+) -> BenchResult:
+    from math import prod
+
+    return BenchResult(
+        model=path.name,
+        backend="cpu",
+        device=model.device_name,
+        threads=model.threads,
+        repetitions=repetitions,
+        load_seconds=round(model.load_seconds, 4),
+        size_bytes=path.stat().st_size,
+        parameters=sum(prod(tensor.shape) for tensor in model.file.tensors.values()),
+        prefill_tokens=PREFILL_TOKENS,
+        prefill_tokens_per_second=round(PREFILL_TOKENS / prefill, 2),
+        decode_tokens=DECODE_TOKENS,
+        decode_tokens_per_second=round(DECODE_TOKENS / decode, 2),
+        peak_rss_bytes=peak,
+    )

@@ -1,0 +1,92 @@
+"""llama.cpp's flags, so that its users' command lines work or are told what to use instead.
+
+Three tables: other spellings of options Kinetic has, flags for what Kinetic does by itself
+(accepted, and dropped with their value), and flags with no equivalent (one sentence each).
+A flag that a command declares under its own name is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from kinetic.errors import UsageError
+
+SPELLINGS = {
+    "-sys": "--system",
+    "--system-prompt": "--system",
+    "--temperature": "--temp",
+    "-dev": "--device",
+    "--predict": "--n-predict",
+    "--seq-breaker": "--dry-sequence-breaker",
+    "--top-n-sigma": "--top-nsigma",
+    "--dry-seq-breaker": "--dry-sequence-breaker",
+    "--typical-p": "--typical",
+}
+
+# Accepted and not needed: the number of values each takes.
+_SWITCHES = (
+    *("--jinja", "--mmap", "-cb", "--cont-batching", "-nocb", "--no-cont-batching"),
+    *("--no-warmup", "-no-cnv", "--no-conversation", "-st", "--single-turn"),
+    *("--no-display-prompt", "--simple-io", "--repack"),
+)
+_WITH_VALUE = (
+    *("-b", "--batch-size", "-ub", "--ubatch-size", "-tb", "--threads-batch"),
+    *("--cache-reuse", "--numa", "--prio", "--poll", "-to", "--timeout"),
+)
+# These take a value only in newer builds of llama.cpp.
+_FLASH = ("-fa", "--flash-attn")
+_FLASH_VALUES = ("on", "off", "auto", "0", "1")
+
+_ONE_DEVICE = "Kinetic runs the model wholly on one device; choose it with --device"
+_DRAFT = "speculative decoding needs no flag and no draft model in Kinetic"
+_SHAPE = "constrained output is not in the command line"
+REFUSED = {
+    **dict.fromkeys(("-sm", "--split-mode", "-ts", "--tensor-split"), _ONE_DEVICE),
+    **dict.fromkeys(("-mg", "--main-gpu", "-ot", "--override-tensor"), _ONE_DEVICE),
+    **dict.fromkeys(("-md", "--model-draft", "--draft", "--draft-max", "--draft-min"), _DRAFT),
+    **dict.fromkeys(("-cnv", "--conversation", "-i", "--interactive"), "kinetic run answers once"),
+    **dict.fromkeys(("-hf", "--hf-repo", "-mu", "--model-url"), "Kinetic runs a file on your disk"),
+    **dict.fromkeys(("-f", "--file"), "pipe the prompt in: kinetic run <model> < prompt.txt"),
+    **dict.fromkeys(("--grammar", "--grammar-file", "-j", "--json-schema"), _SHAPE),
+    "--chat-template": "Kinetic uses the template in the model file",
+    "--lora": "LoRA adapters are not supported yet",
+    "--control-vector": "control vectors are not supported yet",
+}
+
+
+def translate(line: list[str], known: Container[str]) -> list[str]:
+    """A command line with llama.cpp's flags in Kinetic's words.
+
+    Raises: UsageError for a flag that has no equivalent.
+    """
+    out: list[str] = []
+    words = iter(range(len(line)))
+    for i in words:
+        name, equals, value = line[i].partition("=")
+        following = line[i + 1] if i + 1 < len(line) else None
+        if name in known or not name.startswith("-"):
+            out.append(line[i])
+        elif SPELLINGS.get(name) in known if name in SPELLINGS else False:
+            out.append(SPELLINGS[name] + equals + value)
+        elif name in ("-ngl", "--n-gpu-layers", "--gpu-layers") and "--device" in known:
+            layers = value if equals else following
+            if layers is None:
+                raise UsageError(f"{name} needs a value.")
+            # No GPU class exists yet: any other number leaves the choice to --device auto.
+            if layers == "0":
+                out.extend(("--device", "cpu"))
+            if not equals:
+                next(words, None)
+        elif name in _SWITCHES:
+            continue
+        elif name in _WITH_VALUE:
+            if not equals:
+                next(words, None)
+        elif name in _FLASH:
+            if not equals and following in _FLASH_VALUES:
+                next(words, None)
+        elif name in REFUSED:
+            raise UsageError(f"{name} is a llama.cpp flag: {REFUSED[name]}.")
+        else:
+            out.append(line[i])
+    return out

@@ -1,0 +1,197 @@
+"""The options several commands share, declared once: model, runtime and sampling."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from kinetic.cli.model_path import find_model
+from kinetic.cli.parser import CommandParser, one_of, real, whole
+from kinetic.errors import UsageError
+
+DEVICES = {"none": "cpu", "cuda0": "cuda", "vulkan0": "vulkan"}
+DEVICE_CLASSES = ("cpu-x86_64-avx2", "cpu-x86_64-scalar")
+
+# The fields of SamplingParams that the command line can set; each option's `dest` is one.
+SAMPLING_FIELDS = (
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma"),
+    *("xtc_probability", "xtc_threshold", "repeat_penalty", "repeat_last_n"),
+    *("presence_penalty", "frequency_penalty", "dry_multiplier", "dry_base"),
+    *("dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
+    *("mirostat", "mirostat_tau", "mirostat_eta", "seed"),
+)
+
+
+def add_model(parser: CommandParser) -> None:
+    """-m, for those who do not write the model as the first word."""
+    parser.option(
+        "model", "-m", "--model", metavar="FILE", help="the model, instead of the first word"
+    )
+
+
+def add_runtime(parser: CommandParser, *, context: bool = True) -> None:
+    """Where and how a model runs."""
+    option, title = parser.option, "runtime options"
+    if context:
+        option(
+            title,
+            *("-c", "--ctx-size"),
+            metavar="N",
+            type=whole(0),
+            help="most tokens, prompt and answer together; 0 for all the model supports "
+            "[default: 32768, or less if the model was trained on less]",
+        )
+    option(
+        title,
+        *("-t", "--threads"),
+        metavar="N",
+        type=whole(1, 4096),
+        help="CPU threads [default: all]",
+    )
+    option(
+        title,
+        "--device",
+        default="auto",
+        metavar="auto|cpu|cuda|vulkan",
+        type=one_of("auto", "cpu", "cuda", "vulkan", *DEVICES),
+        help="where the model runs [default: auto]",
+    )
+    option(
+        title,
+        "--device-class",
+        choices=DEVICE_CLASSES,
+        help="which set of kernels to use [default: the best this CPU has]",
+    )
+    option(title, "--no-repack", help="use the weights as the file lays them out: slower, smaller")
+    option(title, "--no-mmap", help="read the file into memory instead of mapping it")
+
+
+def add_sampling(parser: CommandParser) -> None:
+    """How the next token is picked; names and meanings are llama.cpp's."""
+
+    def option(*names: str, **rest: object) -> None:
+        parser.option("sampling options", *names, **rest)  # type: ignore[arg-type]
+
+    number, share = {"metavar": "X", "type": real()}, {"metavar": "P", "type": real(0, 1)}
+    option(
+        "--temp",
+        dest="temperature",
+        metavar="T",
+        type=real(0),
+        help="temperature; 0 always picks the likeliest token [default: the model's]",
+    )
+    option(
+        "--top-k",
+        metavar="N",
+        type=whole(-1),
+        help="sample from the N likeliest tokens; 0 for all",
+    )
+    option("--top-p", **share, help="sample from the likeliest tokens that add up to P")
+    option("--min-p", **share, help="skip tokens less than P times as likely as the best")
+    option(
+        "--typical", dest="typical_p", **share, help="locally typical sampling with P; 1 for none"
+    )
+    option(
+        "--top-nsigma",
+        dest="top_n_sigma",
+        metavar="X",
+        type=real(-1),
+        help="keep tokens within X standard deviations of the best logit; -1 for none",
+    )
+    option("--xtc-probability", **share, help="how often XTC drops the likeliest tokens")
+    option("--xtc-threshold", **share, help="how likely a token must be for XTC to drop it")
+    option(
+        "--repeat-penalty",
+        metavar="X",
+        type=real(0.01, 100),
+        help="penalty for repeating recent tokens; 1 for none",
+    )
+    option(
+        "--repeat-last-n",
+        metavar="N",
+        type=whole(-1),
+        help="how many recent tokens the penalties see; 0 for none, -1 for all",
+    )
+    option("--presence-penalty", **number, help="subtracted once from a recent token's logit")
+    option("--frequency-penalty", **number, help="subtracted for each time it was seen")
+    option("--dry-multiplier", metavar="X", type=real(0), help="DRY repetition penalty; 0 for none")
+    option("--dry-base", metavar="X", type=real(1), help="DRY's base")
+    option(
+        "--dry-allowed-length",
+        metavar="N",
+        type=whole(0),
+        help="the longest repetition DRY leaves alone",
+    )
+    option(
+        "--dry-penalty-last-n",
+        metavar="N",
+        type=whole(-1),
+        help="how many recent tokens DRY sees; 0 for none, -1 for all",
+    )
+    option(
+        "--dry-sequence-breaker",
+        dest="dry_sequence_breakers",
+        metavar="TEXT",
+        repeat=True,
+        help="text that ends a repetition for DRY; may be given again; none for none",
+    )
+    option(
+        "--mirostat",
+        metavar="N",
+        type=whole(0, 2),
+        help="Mirostat 1 or 2 in place of the filters above; 0 for none",
+    )
+    option("--mirostat-lr", dest="mirostat_eta", metavar="X", type=real(0), help="Mirostat's eta")
+    option("--mirostat-ent", dest="mirostat_tau", metavar="X", type=real(0), help="Mirostat's tau")
+    option(
+        "-s",
+        "--seed",
+        metavar="N",
+        type=whole(-1, 2**64 - 1),
+        help="seed for repeatable sampling [default, or -1: a fresh one]",
+    )
+
+
+def sampling_overrides(options: argparse.Namespace) -> dict[str, object]:
+    """The sampling settings that the command line sets; the model's defaults stay for others."""
+    given = {name: getattr(options, name) for name in SAMPLING_FIELDS}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given.get("seed") == -1:
+        del given["seed"]
+    if given.get("top_k") == -1:
+        given["top_k"] = 0
+    breakers = given.get("dry_sequence_breakers")
+    if breakers is not None:
+        # As in llama.cpp, the first --dry-sequence-breaker replaces the default ones.
+        given["dry_sequence_breakers"] = tuple(text for text in breakers if text != "none")
+    return given
+
+
+def device(options: argparse.Namespace) -> str:
+    """The device in Kinetic's own words; llama.cpp's are taken too."""
+    name: str = options.device
+    return DEVICES.get(name, name)
+
+
+def take_model(options: argparse.Namespace, command: str) -> tuple[Path, list[str]]:
+    """The model file and the words left over for the command.
+
+    Raises: UsageError when no model is named, ModelFileError when it does not exist.
+    """
+    words: list[str] = options.words
+    if options.model is not None:
+        return find_model(options.model), words
+    if not words:
+        raise UsageError(f"name a model file, as in kinetic {command} model.gguf.")
+    return find_model(words[0]), words[1:]
+
+
+def no_more_words(words: list[str], command: str) -> None:
+    """Refuse words a command has no use for.
+
+    Raises: UsageError naming the first one.
+    """
+    if words:
+        raise UsageError(
+            f"kinetic {command} takes one model file, and {words[0]!r} is one too many."
+        )

@@ -1,0 +1,86 @@
+"""Every environment variable Kinetic reads, in one place.
+
+Values are read when asked for, never at import, so that a test or a program that embeds
+Kinetic can change them, and so that importing this module costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from kinetic.errors import UsageError
+
+
+class Setting(NamedTuple):
+    """One environment variable, as the book lists it."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+SETTINGS = (
+    Setting(
+        "KINETIC_CACHE_DIR",
+        "`kinetic` in the user's cache directory",
+        "where compiled kernels are kept; the folder may be deleted at any time",
+    ),
+    Setting(
+        "KINETIC_MODELS",
+        "`models` in the folder above",
+        "where model files that Kinetic's own scripts fetch are kept",
+    ),
+    Setting(
+        "KINETIC_DEBUG",
+        "0",
+        "what to print on stderr, each step with those before it: 1 devices, 2 timings, "
+        "3 the plan, 4 the IR after each pass, 5 generated source, 6 assembly",
+    ),
+    Setting("NO_COLOR", "", "any value: no colour in the output"),
+)
+
+DEBUG_LEVELS = 6
+
+
+def cache_dir() -> Path:
+    """The folder for compiled kernels and everything else that can be made again."""
+    return _folder("KINETIC_CACHE_DIR") or _user_cache() / "kinetic"
+
+
+def models_dir() -> Path:
+    """The folder for model files that the project's own scripts fetch."""
+    return _folder("KINETIC_MODELS") or cache_dir() / "models"
+
+
+def debug_level() -> int:
+    """How much to tell on stderr, 0 (nothing) to 6 (assembly).
+
+    Raises: UsageError when KINETIC_DEBUG is not a whole number of that range.
+    """
+    text = os.environ.get("KINETIC_DEBUG", "").strip()
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdigit() and int(text) <= DEBUG_LEVELS):
+        raise UsageError(f"KINETIC_DEBUG is {text!r}, but it takes a number from 0 to 6.")
+    return int(text)
+
+
+def color_allowed() -> bool:
+    """Whether escape sequences may be written at all (no-color.org, and dumb terminals)."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _folder(variable: str) -> Path | None:
+    text = os.environ.get(variable)
+    return Path(text).expanduser() if text else None
+
+
+def _user_cache() -> Path:
+    if os.name == "nt":
+        local = os.environ.get("LOCALAPPDATA")
+        return Path(local) if local else Path.home() / "AppData" / "Local"
+    # The XDG base directory specification: a relative path must be ignored.
+    xdg = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"
