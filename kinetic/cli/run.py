@@ -144,9 +144,7 @@ def _stream(model: Model, prompt_ids: list[int], params: object, limit: int | No
             if count == 1:
                 started = time.perf_counter()
             elif line.enabled:
-                line.update(
-                    f"[{count} tokens at {_rate(count - 1, time.perf_counter() - started)}]"
-                )
+                line.update(f"[{_speed(count, time.perf_counter() - started)}]")
             if piece.text:
                 # A model's words must not drive the terminal; a file gets them as they are.
                 sys.stdout.write(printable(piece.text) if on_terminal else piece.text)
