@@ -1,0 +1,89 @@
+"""The pages of the book that are written from the code: `check.py docs`, `check.py --fix`.
+
+Run by the project's own Python. With --check nothing is written, and a page that differs from
+what the code says now is an error.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+WRITTEN = "<!-- Written by scripts/check.py --fix from the code; do not edit. -->\n"
+
+
+def cli_page() -> str:
+    """The command line: every command, its options, the environment settings."""
+    from kinetic.cli import COMMANDS
+    from kinetic.settings import SETTINGS
+
+    parts = [
+        f"# Command line\n\n{WRITTEN}\n"
+        "`kinetic <command> [options] <model> ...`. Options may stand in any place; after `--` "
+        "everything is prompt. llama.cpp's spellings of the options are taken too.\n\n"
+        "Exit codes: 0 done, 1 the command failed, 2 the command line is wrong, 130 Ctrl-C.\n"
+    ]
+    for name in COMMANDS:
+        parser = import_module(f"kinetic.cli.{name}").build_parser()
+        parts.append(f"## {name}\n\n`{parser.line}`: {parser.does}\n")
+        for title, rows in parser.rows():
+            parts.append(_table((title.capitalize(), "Meaning"), [(f"`{n}`", t) for n, t in rows]))
+        if parser.notes:
+            parts.append(parser.notes + "\n")
+    parts.append("## Environment\n")
+    rows = [(f"`{s.name}`", f"{s.meaning} [default: {s.default or 'unset'}]") for s in SETTINGS]
+    parts.append(_table(("Variable", "Meaning"), rows))
+    return "\n".join(parts)
+
+
+def ops_page() -> str:
+    """Every op of the IR, by its declaration."""
+    from kinetic.ir import ops
+
+    return ops.doc_table()
+
+
+def formats_page() -> str:
+    """Every weight format, by its declaration."""
+    from kinetic.ir import quant
+
+    return quant.doc_table()
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "cli.md": cli_page,
+    "ops.md": ops_page,
+    "formats.md": formats_page,
+}
+
+
+def main() -> int:
+    """Write the pages, or say which are stale."""
+    stale = []
+    for name, write in PAGES.items():
+        file, text = DOCS / name, write()
+        if file.exists() and file.read_text(encoding="utf-8") == text:
+            continue
+        stale.append(name)
+        if "--check" not in sys.argv:
+            file.write_text(text, encoding="utf-8", newline="\n")
+    if not stale:
+        return 0
+    names = ", ".join(f"docs/{name}" for name in stale)
+    if "--check" in sys.argv:
+        print(f"not what the code says now: {names}; run python3 scripts/check.py --fix docs")
+        return 1
+    print(f"wrote {names}")
+    return 0
+
+
+def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
+    lines = [head, ("---", "---"), *((a.replace("|", "\\|"), b) for a, b in rows)]
+    return "".join(f"| {a} | {b} |\n" for a, b in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
