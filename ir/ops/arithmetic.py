@@ -1,0 +1,369 @@
+"""`docs/arithmetic.md` as numpy: every rounding and every order of summation, by section.
+
+Each function gives the words that every device class must give. Integers are summed in
+binary64 matrix products, which is exact: the sums stay far below 2^53. Everything else is
+binary32, one rounding an operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from kinetic.ir import math as ir_math
+from kinetic.ir import rope_tables
+from kinetic.ir.ops.spec import F32, FLOAT_FORMATS, Array, Quantized, Weight
+from kinetic.ir.quant import decode
+from kinetic.ir.quant.base import BlockFormat, FloatFormat
+
+TILE = 64
+"""Positions of an attention tile."""
+SEGMENT = 512
+"""Positions of an attention segment."""
+MASKED = np.float32(-1e30)
+"""The running maximum before any score."""
+AMAX_FLOOR = np.float32(2.0**-100)
+"""A block whose largest magnitude is below this is all zeros."""
+EXPERT_SUM_FLOOR = np.float32(2.0**-14)
+"""Expert weights are divided by no less than this."""
+_MAGIC = np.float32(12582912.0)
+_NAN = np.float32(np.nan)
+
+_B = ir_math.NumpyBuilder()
+
+
+# ---- 1. operations -----------------------------------------------------------------------
+
+
+def maximum(a: F32, b: F32) -> F32:
+    """`select(a > b, a, b)`."""
+    return np.where(a > b, a, b)
+
+
+def exp(x: F32) -> F32:
+    """The project's own `exp`."""
+    return ir_math.exp(_B, x)
+
+
+def recip(x: F32) -> F32:
+    """The project's own `1 / x`."""
+    return ir_math.recip(_B, x)
+
+
+def rsqrt(x: F32) -> F32:
+    """The project's own `1 / sqrt(x)`."""
+    return ir_math.rsqrt(_B, x)
+
+
+# ---- 2. chains and trees -----------------------------------------------------------------
+
+
+def tree(chains: F32) -> F32:
+    """The first axis added pairwise in halves until one is left."""
+    while len(chains) > 1:
+        half = len(chains) // 2
+        chains = chains[:half] + chains[half:]
+    return chains[0]
+
+
+def chain_sum(terms: F32, chains: int) -> F32:
+    """The last axis summed in that many chains, then in a tree."""
+    acc = np.zeros((chains, *terms.shape[:-1]), np.float32)
+    for start in range(0, terms.shape[-1], chains):
+        part = np.moveaxis(terms[..., start : start + chains], -1, 0)
+        acc[: len(part)] = acc[: len(part)] + part
+    return tree(acc)
+
+
+def dot_chains(a: F32, b: F32) -> F32:
+    """`sum over k of a[..., k] * b[..., k]` in 4 chains, the leading axes broadcast."""
+    acc = np.zeros((4, *np.broadcast_shapes(a.shape[:-1], b.shape[:-1])), np.float32)
+    for k in range(a.shape[-1]):
+        acc[k % 4] = acc[k % 4] + a[..., k] * b[..., k]
+    return tree(acc)
+
+
+# ---- 3. activations of a quantized product -----------------------------------------------
+
+
+def quantize(x: F32, block: int) -> Quantized:
+    """Rows `[T, K]` as int8 with one scale for each `block` values."""
+    parts = x.reshape(len(x), -1, block)
+    bits = (parts.view(np.uint32) & np.uint32(0x7FFFFFFF)).max(axis=-1)
+    amax = bits.view(np.float32)
+    broken = bits >= 0x7F800000
+    zero = amax < AMAX_FLOOR
+    with np.errstate(all="ignore"):
+        d = amax * np.float32(1 / 127)
+        scaled = parts * recip(d)[..., None]
+        q = np.minimum(127, np.maximum(-127, (scaled + _MAGIC) - _MAGIC))
+    q = np.where((broken | zero)[..., None], np.float32(0), q)
+    d = np.where(broken, _NAN, np.where(zero, np.float32(0), d))
+    return Quantized(block, q.astype(np.int8).reshape(x.shape), d)
+
+
+# ---- 4. and 5. products ------------------------------------------------------------------
+
+
+def product(x: F32 | Quantized, W: Weight) -> F32:
+    """`[T, N]`: quantized rows by a block format, or f32 rows by a float format."""
+    return block_product(x, W) if isinstance(x, Quantized) else float_product(x, floats(W))
+
+
+def linear(x: F32, W: Weight, bias: Weight | None = None) -> F32:
+    """The product in the form that the weight's format asks for, then the bias."""
+    fmt = W.format
+    y = product(x if isinstance(fmt, FloatFormat) else quantize(x, fmt.values), W)
+    return y if bias is None else y + floats(bias)
+
+
+def block_product(x: Quantized, W: Weight) -> F32:
+    """Int8 rows by a block format: exact sums inside a block, 4 chains over the blocks."""
+    fmt = W.format
+    assert isinstance(fmt, BlockFormat) and fmt.values == x.block
+    codes, minima, d, dmin = _block_parts(fmt, W)
+    rows, blocks = len(x.q), x.q.shape[1] // x.block
+    xq = x.q.reshape(rows, blocks, x.block).astype(np.float64)
+    groups = xq.reshape(rows, blocks, fmt.groups, -1).sum(axis=-1)
+    acc = np.zeros((4, rows, len(codes)), np.float32)
+    with np.errstate(all="ignore"):
+        for b in range(blocks):
+            dx, chain = x.d[:, b, None], b % 4
+            isum = (xq[:, b] @ codes[:, b].astype(np.float64).T).astype(np.float32)
+            acc[chain] = acc[chain] + (d[:, b] * dx) * isum
+            if dmin is not None and minima is not None:
+                msum = (groups[:, b] @ minima[:, b].astype(np.float64).T).astype(np.float32)
+                term = (dmin[:, b] * dx) * msum
+                acc[chain] = acc[chain] + term if fmt.min_sign > 0 else acc[chain] - term
+        return tree(acc)
+
+
+def float_product(x: F32, w: F32) -> F32:
+    """F32 rows by widened weights, in 4 chains over `k`."""
+    with np.errstate(all="ignore"):
+        return dot_chains(x[:, None, :], w[None, :, :])
+
+
+# ---- weights -----------------------------------------------------------------------------
+
+
+def _block_parts(fmt: BlockFormat, W: Weight) -> tuple[Array, Array | None, F32, F32 | None]:
+    """`s_j (q - z)` per value, `m_j` per group, `d` and `dmin` per block; kept once decoded."""
+    if "parts" not in W.memo:
+        raise NotImplementedError
+    parts: tuple[Array, Array | None, F32, F32 | None] = W.memo["parts"]
+    return parts
+
+
+def floats(W: Weight) -> F32:
+    """A weight of a float format, widened."""
+    raise NotImplementedError
+
+
+def dequantized_rows(W: Weight, ids: npt.NDArray[np.int32]) -> F32:
+    """Those rows of a matrix by the format's own float expression."""
+    raise NotImplementedError
+
+
+def row_range(W: Weight, start: int, count: int) -> Weight:
+    """A range of the first axis, as a weight of its own."""
+    key = f"rows {start} {count}"
+    if key not in W.memo:
+        inner = prod(W.shape[1:-1])
+        raw = W.raw[start * inner : (start + count) * inner]
+        W.memo[key] = Weight(W.format, (count, *W.shape[1:]), raw)
+    found: Weight = W.memo[key]
+    return found
+
+
+# ---- 6. row ops --------------------------------------------------------------------------
+
+
+def rms_norm(x: F32, w: F32 | None, eps: float) -> F32:
+    """Over the last axis; the sum of squares in 32 chains."""
+    with np.errstate(all="ignore"):
+        mean = chain_sum(x * x, 32) * np.float32(1 / x.shape[-1])
+        y = x * rsqrt(mean + np.float32(eps))[..., None]
+        return y if w is None else y * w
+
+
+def rope(x: F32, cos: F32, sin: F32, kind: str) -> F32:
+    """Turns the pairs of `x [T, H, Dh]` by `cos`, `sin [T, rot / 2]`."""
+    half = cos.shape[1]
+    out = x.copy()
+    at = np.arange(half)
+    first, second = (2 * at, 2 * at + 1) if kind == "norm" else (at, at + half)
+    a, b, c, s = x[..., first], x[..., second], cos[:, None], sin[:, None]
+    with np.errstate(all="ignore"):
+        out[..., first] = a * c - b * s
+        out[..., second] = a * s + b * c
+    return out
+
+
+def silu(x: F32) -> F32:
+    """`x * sigmoid(x)`."""
+    with np.errstate(all="ignore"):
+        return x * ir_math.sigmoid(_B, x)
+
+
+def gelu_tanh(x: F32) -> F32:
+    """GELU in its tanh form, by the project's own maths."""
+    with np.errstate(all="ignore"):
+        return ir_math.gelu_tanh(_B, x)
+
+
+ACTIVATIONS: dict[str, Callable[[F32], F32]] = {"silu": silu, "gelu_tanh": gelu_tanh}
+"""What a gate may go through, by the name that ops use."""
+
+
+def glu(gate: F32, up: F32, act: str) -> F32:
+    """`act(gate) * up`."""
+    with np.errstate(all="ignore"):
+        return ACTIVATIONS[act](gate) * up
+
+
+def softcap(x: F32, cap: float) -> F32:
+    """`fl(c) * tanh(x * fl(1 / c))`."""
+    with np.errstate(all="ignore"):
+        return np.float32(cap) * ir_math.tanh(_B, x * np.float32(1 / cap))
+
+
+# ---- 7. attention ------------------------------------------------------------------------
+
+
+def attend(
+    q: F32,
+    positions: npt.NDArray[np.int32],
+    keys: F32,
+    values: F32,
+    scale: float,
+    window: int | None = None,
+    cap: float | None = None,
+) -> F32:
+    """Rows of one sequence over its keys and values, tile by tile.
+
+    *Shapes*: `q [T, H, Dh]`, `positions [T]`, `keys [n, Hkv, Dh]`, `values [n, Hkv, Dv]`.
+    """
+    merged: _State | None = None
+    total = int(positions.max()) + 1
+    with np.errstate(all="ignore"):
+        for segment in range(0, total, SEGMENT):
+            state = _State.fresh(len(q), q.shape[1], values.shape[2])
+            for tile in range(segment, min(segment + SEGMENT, total), TILE):
+                at = tile + np.arange(TILE)
+                visible = at <= positions[:, None]
+                if window is not None:
+                    visible &= positions[:, None] - at < window
+                live = visible.any(axis=1)
+                if live.any():
+                    k, v = (_tile(part, tile, q.shape[1]) for part in (keys, values))
+                    s = dot_chains(q[live][:, :, None], k) * np.float32(scale)
+                    s = s if cap is None else softcap(s, cap)
+                    state.walk(live, s, visible[live][:, None], v)
+            merged = state if merged is None else merged.merge(state)
+        assert merged is not None
+        return merged.acc * recip(merged.total)[..., None]
+
+
+def _tile(part: F32, start: int, heads: int) -> F32:
+    """One tile `[H, TILE, width]` for the query heads; zeros past the end."""
+    found = np.zeros((TILE, *part.shape[1:]), np.float32)
+    rows = part[start : start + TILE]
+    found[: len(rows)] = rows
+    return np.repeat(found.transpose(1, 0, 2), heads // part.shape[1], axis=0)
+
+
+class _State:
+    """Running maximum, sum and weighted values `[T, H]`, `[T, H]`, `[T, H, Dv]`."""
+
+    def __init__(self, top: F32, total: F32, acc: F32, seen: npt.NDArray[np.bool_]) -> None:
+        self.top, self.total, self.acc, self.seen = top, total, acc, seen
+
+    @staticmethod
+    def fresh(rows: int, heads: int, width: int) -> _State:
+        """The state before any tile."""
+        return _State(
+            np.full((rows, heads), MASKED, np.float32),
+            np.zeros((rows, heads), np.float32),
+            np.zeros((rows, heads, width), np.float32),
+            np.zeros(rows, np.bool_),
+        )
+
+    def walk(self, live: npt.NDArray[np.bool_], s: F32, visible: Array, v: F32) -> None:
+        """Take in one tile for the rows in `live`: scores `[live, H, TILE]`."""
+        top = maximum(self.top[live], np.where(visible, s, -np.inf).max(axis=-1))
+        a = exp(self.top[live] - top)
+        e = np.where(visible, exp(s - top[..., None]), np.float32(0))
+        acc = self.acc[live] * a[..., None]
+        for p in range(TILE):
+            acc = np.where(visible[..., p, None], acc + e[..., p, None] * v[:, p], acc)
+        self.total[live] = self.total[live] * a + chain_sum(e, 8)
+        self.top[live], self.acc[live] = top, acc
+        self.seen |= live
+
+    def merge(self, later: _State) -> _State:
+        """Both segments; a row that saw only one of them keeps that one as it is."""
+        top = maximum(self.top, later.top)
+        x, y = exp(self.top - top), exp(later.top - top)
+        total = self.total * x + later.total * y
+        acc = self.acc * x[..., None] + later.acc * y[..., None]
+        both = (self.seen & later.seen)[:, None]
+        mine = self.seen[:, None]
+        return _State(
+            np.where(both, top, np.where(mine, self.top, later.top)),
+            np.where(both, total, np.where(mine, self.total, later.total)),
+            np.where(both[..., None], acc, np.where(mine[..., None], self.acc, later.acc)),
+            self.seen | later.seen,
+        )
+
+
+# ---- 8. experts --------------------------------------------------------------------------
+
+
+def experts(
+    x: F32,
+    gate_inp: Weight,
+    gate: Weight,
+    up: Weight,
+    down: Weight,
+    n_used: int,
+    act: str,
+    norm_weights: bool,
+) -> F32:
+    """Softmax over all experts in index order, the best `n_used`, summed in index order."""
+    logits = linear(x, gate_inp)
+    with np.errstate(all="ignore"):
+        top = logits[:, 0]
+        for e in range(1, logits.shape[1]):
+            top = maximum(top, logits[:, e])
+        share = exp(logits - top[:, None])
+        share = share * recip(chain_sum(share, 1))[:, None]
+        chosen = np.zeros(share.shape, np.bool_)
+        best = np.argsort(-logits, axis=1, kind="stable")[:, :n_used]
+        np.put_along_axis(chosen, best, True, axis=1)
+        if norm_weights:
+            kept = chain_sum(np.where(chosen, share, np.float32(0)), 1)
+            share = share * recip(maximum(kept, EXPERT_SUM_FLOOR))[:, None]
+        out = np.zeros((len(x), down.shape[1]), np.float32)
+        started = np.zeros(len(x), np.bool_)
+        for e in np.flatnonzero(chosen.any(axis=0)):
+            mine = chosen[:, e]
+            parts = [_expert(w, int(e)) for w in (gate, up, down)]
+            h = glu(linear(x[mine], parts[0]), linear(x[mine], parts[1]), act)
+            y = linear(h, parts[2]) * share[mine, e, None]
+            out[mine] = np.where(started[mine, None], out[mine] + y, y)
+            started |= mine
+        return out
+
+
+def _expert(W: Weight, index: int) -> Weight:
+    """The matrix of one expert."""
+    key = f"expert {index}"
+    if key not in W.memo:
+        part = row_range(W, index, 1)
+        W.memo[key] = Weight(W.format, W.shape[1:], part.raw)
+    found: Weight = W.memo[key]
+    return found

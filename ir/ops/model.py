@@ -1,0 +1,404 @@
+"""The ops that families write. The arithmetic of each is `docs/arithmetic.md`.
+
+    inputs        tokens  weight  embed
+    elementwise   scale  add  mul  silu  gelu_tanh  softcap
+    rows          rms_norm  linear  take_outputs
+    heads         split_heads  merge_heads  rope  attention
+    experts       experts
+
+Letters: `T` rows of the step, `R` rows whose outputs are wanted, `D` model width, `N`, `K`
+outputs and inputs of a matrix, `H`, `Hkv` query and key heads, `Dh` head width, `V`
+vocabulary, `F` feed-forward width, `E` experts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kinetic.ir.ops import arithmetic as ar
+from kinetic.ir.ops.spec import (
+    F32,
+    RuleError,
+    Run,
+    Weight,
+    activations,
+    extent,
+    op,
+    same,
+    tensor,
+    vector,
+    weight_of,
+)
+from kinetic.ir.types import DType, TensorType, Type, WeightType, f32
+
+# ---- inputs ------------------------------------------------------------------------------
+
+
+@op("model")
+def tokens() -> Type:
+    """The token id of each row of the step."""
+    return TensorType(DType.i32, ("T",))
+
+
+@tokens.meaning
+def _(run: Run) -> npt.NDArray[np.int32]:
+    return run.rows.tokens
+
+
+@op("model")
+def weight(
+    *,
+    name: str,
+    format: str,
+    shape: tuple[int, ...],
+    rows: tuple[int, int] | None = None,
+) -> Type:
+    """A tensor of the file; `rows=(start, count)` takes a range of its first axis."""
+    if rows is None:
+        return WeightType(format, shape)
+    start, count = rows
+    if not (0 <= start and 0 < count and start + count <= shape[0]):
+        raise RuleError("rows", f"a range within 0..{shape[0]}", rows)
+    return WeightType(format, (count, *shape[1:]))
+
+
+@weight.meaning
+def _(
+    run: Run, *, name: str, format: str, shape: tuple[int, ...], rows: tuple[int, int] | None
+) -> Weight:
+    w = run.weight(name)
+    same((w.format.name, w.shape), (format, shape), f"tensor {name}")
+    return w if rows is None else ar.row_range(w, *rows)
+
+
+@op("model")
+def embed(tokens: Type, W: Type) -> Type:
+    """The dequantized row of `W` for each token."""
+    same(tokens, TensorType(DType.i32, ("T",)), "tokens")
+    return f32("T", weight_of(W, "W", 2).shape[1])
+
+
+@embed.meaning
+def _(run: Run, tokens: npt.NDArray[np.int32], W: Weight) -> F32:
+    return ar.dequantized_rows(W, tokens)
+
+
+# ---- elementwise -------------------------------------------------------------------------
+
+
+@op("model")
+def scale(x: Type, *, value: float) -> Type:
+    """`x * value`."""
+    return tensor(x, "x")
+
+
+@scale.meaning
+def _(run: Run, x: F32, *, value: float) -> F32:
+    return x * np.float32(value)
+
+
+@op("model")
+def add(a: Type, b: Type) -> Type:
+    """`a + b`."""
+    same(b, tensor(a, "a"), "b")
+    return a
+
+
+@add.meaning
+def _(run: Run, a: F32, b: F32) -> F32:
+    return a + b
+
+
+@op("model")
+def mul(a: Type, b: Type) -> Type:
+    """`a * b`."""
+    same(b, tensor(a, "a"), "b")
+    return a
+
+
+@mul.meaning
+def _(run: Run, a: F32, b: F32) -> F32:
+    return a * b
+
+
+@op("model")
+def silu(x: Type) -> Type:
+    """`x * sigmoid(x)`."""
+    return tensor(x, "x")
+
+
+@silu.meaning
+def _(run: Run, x: F32) -> F32:
+    return ar.silu(x)
+
+
+@op("model")
+def gelu_tanh(x: Type) -> Type:
+    """GELU in its tanh form."""
+    return tensor(x, "x")
+
+
+@gelu_tanh.meaning
+def _(run: Run, x: F32) -> F32:
+    return ar.gelu_tanh(x)
+
+
+@op("model")
+def softcap(x: Type, *, cap: float) -> Type:
+    """`cap * tanh(x / cap)`, the division as a product with `1 / cap`."""
+    return tensor(x, "x")
+
+
+@softcap.meaning
+def _(run: Run, x: F32, *, cap: float) -> F32:
+    return ar.softcap(x, cap)
+
+
+# ---- rows --------------------------------------------------------------------------------
+
+
+@op("model")
+def rms_norm(x: Type, w: Type | None = None, *, eps: float) -> Type:
+    """`x * rsqrt(mean(x * x) + eps) * w` over the last axis: of a row, or of each head."""
+    found = tensor(x, "x")
+    n = extent(found, "x")
+    if w is not None:
+        vector(w, "w", n)
+    return found
+
+
+@rms_norm.meaning
+def _(run: Run, x: F32, w: Weight | None, *, eps: float) -> F32:
+    return ar.rms_norm(x, None if w is None else ar.floats(w), eps)
+
+
+@op("model")
+def linear(x: Type, W: Type, bias: Type | None = None) -> Type:
+    """`sum over k of W[n, k] x[t, k]`, then `+ bias`; the format of `W` decides the sum."""
+    found = tensor(x, "x", 2)
+    return product_type(found, W, bias)
+
+
+@linear.meaning
+def _(run: Run, x: F32, W: Weight, bias: Weight | None) -> F32:
+    return ar.linear(x, W, bias)
+
+
+def product_type(x: Type, W: Type, bias: Type | None) -> TensorType:
+    """The rule of all products: `[T, K]` by `[N, K]` gives `[T, N]`.
+
+    Raises: RuleError.
+    """
+    rows = activations(x, "x")
+    n, k = weight_of(W, "W", 2).shape
+    same(extent(rows, "x"), k, "last extent of x")
+    if bias is not None:
+        vector(bias, "bias", n)
+    return f32(rows.shape[0], n)
+
+
+@op("model")
+def take_outputs(x: Type) -> Type:
+    """The rows whose outputs are wanted, in order."""
+    found = tensor(x, "x", 2)
+    same(found.shape[0], "T", "first extent of x")
+    return f32("R", found.shape[1])
+
+
+@take_outputs.meaning
+def _(run: Run, x: F32) -> F32:
+    return x[run.rows.wanted]
+
+
+# ---- heads -------------------------------------------------------------------------------
+
+
+@op("model")
+def split_heads(x: Type, *, heads: int) -> Type:
+    """The row `[H * Dh]` seen as `[H, Dh]`."""
+    found = tensor(x, "x", 2)
+    width = extent(found, "x")
+    if heads < 1 or width % heads:
+        raise RuleError("heads", f"a divisor of {width}", heads)
+    return f32(found.shape[0], heads, width // heads)
+
+
+@split_heads.meaning
+def _(run: Run, x: F32, *, heads: int) -> F32:
+    return x.reshape(len(x), heads, -1)
+
+
+@op("model")
+def merge_heads(x: Type) -> Type:
+    """The heads `[H, Dh]` seen as one row `[H * Dh]`."""
+    rows, heads, width = tensor(x, "x", 3).shape
+    if not (isinstance(heads, int) and isinstance(width, int)):
+        raise RuleError("x", "known extents after the first", x)
+    return f32(rows, heads * width)
+
+
+@merge_heads.meaning
+def _(run: Run, x: F32) -> F32:
+    return x.reshape(len(x), -1)
+
+
+@op("model")
+def rope(
+    x: Type,
+    factors: Type | None = None,
+    *,
+    kind: str,
+    rot: int,
+    base: float,
+    scaling: str | None = None,
+    factor: float = 1.0,
+    n_ctx_orig: int = 0,
+    attn_factor: float = 1.0,
+) -> Type:
+    """Turns pairs of the first `rot` columns of each head by an angle of the row's position.
+
+    `kind` is the pairing, `norm` (2i, 2i+1) or `neox` (i, i + rot/2); `scaling` is `linear`
+    or `yarn` by `factor`; `factors` divide the frequencies.
+    """
+    found = tensor(x, "x", 3)
+    if kind not in ("norm", "neox"):
+        raise RuleError("kind", '"norm" or "neox"', kind)
+    if scaling not in (None, "linear", "yarn"):
+        raise RuleError("scaling", '"linear", "yarn" or none', scaling)
+    if rot < 2 or rot % 2 or rot > extent(found, "x"):
+        raise RuleError("rot", f"an even number in 2..{extent(found, 'x')}", rot)
+    if factors is not None:
+        vector(factors, "factors", rot // 2)
+    return found
+
+
+@rope.meaning
+def _(
+    run: Run,
+    x: F32,
+    factors: Weight | None,
+    *,
+    kind: str,
+    rot: int,
+    base: float,
+    scaling: str | None,
+    factor: float,
+    n_ctx_orig: int,
+    attn_factor: float,
+) -> F32:
+    freqs = None if factors is None else ar.floats(factors)
+    key = (rot, base, scaling, factor, n_ctx_orig, attn_factor)
+    key += () if freqs is None else tuple(freqs.tolist())
+    cos, sin = run.rope_table(
+        key,
+        lambda positions: ar.rope_table(
+            positions, rot, base, scaling, factor, n_ctx_orig, attn_factor, freqs
+        ),
+    )
+    at = run.rows.positions
+    return ar.rope(x, cos[at], sin[at], kind)
+
+
+@op("model")
+def attention(
+    q: Type,
+    k: Type,
+    v: Type,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    cache: str,
+) -> Type:
+    """Writes the row's `k`, `v` into `cache` and attends along the row's own path.
+
+    With a `window` a row sees the last `window` positions, its own among them.
+    """
+    rows, heads, width = tensor(q, "q", 3).shape
+    kt, vt = tensor(k, "k", 3), tensor(v, "v", 3)
+    same((kt.shape[0], kt.shape[2]), (rows, width), "rows and width of k")
+    same(vt.shape[:2], kt.shape[:2], "rows and heads of v")
+    if not isinstance(heads, int) or not isinstance(kt.shape[1], int) or heads % kt.shape[1]:
+        raise RuleError("q", f"a multiple of {kt.shape[1]} heads", heads)
+    if window is not None and window < 1:
+        raise RuleError("window", "at least 1", window)
+    return f32(rows, heads, vt.shape[2])
+
+
+@attention.meaning
+def _(
+    run: Run,
+    q: F32,
+    k: F32,
+    v: F32,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    cache: str,
+) -> F32:
+    run.write(cache, k, v)
+    out = np.empty((*q.shape[:2], v.shape[2]), np.float32)
+    for sequence in np.unique(run.rows.sequences):
+        mine = run.rows.sequences == sequence
+        keys, values = run.read(cache, int(sequence))
+        out[mine] = ar.attend(
+            q[mine], run.rows.positions[mine], keys, values, scale, window, softcap
+        )
+    return out
+
+
+# ---- experts -----------------------------------------------------------------------------
+
+
+@op("model")
+def experts(
+    x: Type,
+    gate_inp: Type,
+    gate: Type,
+    up: Type,
+    down: Type,
+    *,
+    n_used: int,
+    act: str = "silu",
+    norm_weights: bool = True,
+) -> Type:
+    """A softmax router over `E` experts; the sum of the `n_used` best gated feed-forwards."""
+    rows = tensor(x, "x", 2)
+    d = extent(rows, "x")
+    e = weight_of(gate_inp, "gate_inp", 2).shape[0]
+    f = weight_of(gate, "gate", 3).shape[1]
+    same(weight_of(gate_inp, "gate_inp", 2).shape, (e, d), "gate_inp")
+    same(weight_of(gate, "gate", 3).shape, (e, f, d), "gate")
+    same(weight_of(up, "up", 3).shape, (e, f, d), "up")
+    same(weight_of(down, "down", 3).shape, (e, d, f), "down")
+    check_activation(act)
+    if not 1 <= n_used <= e:
+        raise RuleError("n_used", f"1..{e}", n_used)
+    return rows
+
+
+@experts.meaning
+def _(
+    run: Run,
+    x: F32,
+    gate_inp: Weight,
+    gate: Weight,
+    up: Weight,
+    down: Weight,
+    *,
+    n_used: int,
+    act: str,
+    norm_weights: bool,
+) -> F32:
+    return ar.experts(x, gate_inp, gate, up, down, n_used, act, norm_weights)
+
+
+def check_activation(act: str) -> None:
+    """Check the name of a gate's activation.
+
+    Raises: RuleError.
+    """
+    if act not in ar.ACTIVATIONS:
+        raise RuleError("act", f"one of {tuple(ar.ACTIVATIONS)}", act)
