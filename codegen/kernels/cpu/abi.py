@@ -1,0 +1,64 @@
+"""The memory shapes that CPU kernels, the plan executor and the runtime agree on.
+
+Everything here is offsets and sizes in bytes. A *plan* is an array of operation
+records; each is one call `kernel(op, thread, threads)` that reads its arguments from
+the record. The *step block* holds what changes from step to step.
+"""
+
+from __future__ import annotations
+
+WORD = 8
+
+# -- operation record ---------------------------------------------------------------
+OP_KERNEL = 0
+"""Address of the kernel."""
+OP_BARRIER = 8
+"""Non-zero: all threads meet after this operation."""
+OP_COUNTER = 16
+"""Address of the operation's work counter, zero at the start of a step."""
+OP_ARGS = 24
+"""First argument word."""
+OP_MAX_ARGS = 21
+OP_SIZE = OP_ARGS + OP_MAX_ARGS * WORD
+
+# -- step block -----------------------------------------------------------------------
+STEP_ROWS = 0
+"""T: rows of this step."""
+STEP_OUTPUTS = 8
+"""R: rows whose outputs are wanted."""
+STEP_TOKENS = 16
+"""Pointer to i32[T] token ids."""
+STEP_POSITIONS = 24
+"""Pointer to i32[T]: each row's logical position on its own path."""
+STEP_SLOTS = 32
+"""Pointer to i64[T]: the cache slot a row writes, page * PAGE + offset."""
+STEP_PAGES = 40
+"""Pointer to i64[T]: address of each row's page table, i32 page numbers."""
+STEP_OUT_ROWS = 48
+"""Pointer to i32[R]: the rows whose outputs are wanted."""
+STEP_SIZE = 64
+
+# -- quantized activations, block-major: block b of row t is at (b * T + t) * stride ----
+ACT32_SCALE = 32
+ACT32_SUM = 36
+ACT32_STRIDE = 40
+"""32 int8 | scale f32 | sum of the int8 i32."""
+
+ACT256_SUMS16 = 256
+ACT256_SUMS32 = 288
+ACT256_SCALE = 304
+ACT256_STRIDE = 320
+"""256 int8 | 16 sums of 16 i16 | 8 sums of 32 i16 | scale f32 | padding."""
+
+# -- cache pages ------------------------------------------------------------------------
+PAGE = 64
+"""Positions of a page; equals the contract's TILE."""
+SEGMENT = 512
+"""Positions of an attention segment."""
+
+KERNEL_ARGS = (("ptr", "op"), ("i64", "ith"), ("i64", "nth"))
+
+
+def act_stride(block: int) -> int:
+    """Bytes of one quantized activation block."""
+    return ACT32_STRIDE if block == 32 else ACT256_STRIDE

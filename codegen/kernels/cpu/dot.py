@@ -1,0 +1,179 @@
+"""The integer dot of one packed block with one block of quantized activations.
+
+The contract asks for exact int32 sums in any order, so each class takes the
+instructions it likes best:
+
+- `vnni`: `vpdpbusd` multiplies u8 by s8, adds four products and accumulates in i32.
+- `maddubs`: `vpmaddubsw` adds pairs into i16, which must not overflow: codes up to
+  `c` allow `32767 // (254 c)` additions before a `vpmaddwd` widens to i32 (and applies
+  the group's scale at no cost). Eight-bit codes allow none, so Q8_0 moves the sign of
+  the weight to the activation instead.
+- `generic`: widened multiplies, for any x86-64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kinetic.codegen.kernels.cpu.layout import GROUPS32, VECTOR, Packed, plane_widths
+from kinetic.codegen.kernels.cpu.simd import I8, I16, I32, CpuFunction, multiply_add16
+from kinetic.codegen.targets.llvm_ir import Value, vec
+
+
+def unpack32(k: CpuFunction, packed: Packed, block: Value, part: Value | int) -> list[Value]:
+    """The codes of 32 values of eight rows, as eight vectors of bytes.
+
+    `part` numbers the 32 values within the block.
+    """
+    base = k.gep(block, part * packed.codes32 + packed.codes)
+    codes: list[Value | None] = [None] * GROUPS32
+    offset = 0
+    for width, place in plane_widths(packed.fmt.bits):
+        vectors = [k.load(I8, base, offset + VECTOR * v) for v in range(width)]
+        offset += VECTOR * width
+        for group in range(GROUPS32):
+            bits = _bits(k, vectors[group % width], width, width * (group // width), place)
+            codes[group] = bits if codes[group] is None else codes[group] | bits
+    return [c for c in codes if c is not None]
+
+
+def _bits(k: CpuFunction, vector: Value, width: int, shift: int, place: int) -> Value:
+    """Bits `shift .. shift+width` of every byte, moved to bit `place`."""
+    if width == 8:
+        return vector
+    if shift != place:  # there is no byte shift: move 16-bit lanes, the mask cleans up
+        wide = vector.cast("bitcast", I16)
+        wide = wide >> (shift - place) if shift > place else wide << (place - shift)
+        vector = wide.cast("bitcast", I8)
+    return vector & (((1 << width) - 1) << place)
+
+
+def broadcast_codes(k: CpuFunction, activations: Value, offset: Value | int) -> Value:
+    """Four activation bytes in every dword lane."""
+    return k.load_splat("i32", 8, activations, offset).cast("bitcast", I8)
+
+
+@dataclass(frozen=True)
+class PairScales:
+    """The integer scales (or minima) of two neighbouring groups, as i16[8 rows][2]."""
+
+    k: CpuFunction
+    pair: Value
+
+    def both(self, which: int) -> Value:
+        """One group's scale in both i16 of each row's dword, for `vpmaddwd`."""
+        return self.k.shuffle(self.pair, [(i & ~1) | which for i in range(16)])
+
+    def dword(self, which: int, *, signed: bool) -> Value:
+        """One group's scale as i32[8]."""
+        wide = self.pair.cast("bitcast", I32)
+        if which:
+            return wide.ashr(16) if signed else wide >> 16
+        return (wide << 16).ashr(16) if signed else wide & 0xFFFF
+
+
+def load_pair(
+    k: CpuFunction, block: Value, base: int, pair: Value | int, *, signed: bool
+) -> PairScales:
+    """Scales or minima of groups `2 pair` and `2 pair + 1` of a packed block."""
+    raw = k.load(vec(16, "i8"), block, pair * 16 + base)
+    return PairScales(k, raw.cast("sext" if signed else "zext", I16))
+
+
+Scale = tuple[PairScales, int, bool] | None
+"""A group's integer scale: the pair that holds it, which of the two, signed or not."""
+
+
+def returns_centred(k: CpuFunction, bits: int) -> bool:
+    """Whether `dot_run` already subtracts the zero point of 8-bit codes."""
+    return k.target.dot == "maddubs" and bits == 8
+
+
+def dot_run(
+    k: CpuFunction,
+    bits: int,
+    codes: list[Value],
+    activations: Value,
+    offset: Value | int,
+    scale: Scale = None,
+) -> Value:
+    """Sum of `code * activation` over k-groups, times the group's scale: i32[8].
+
+    `codes` are the vectors of consecutive k-groups, `bits` the width of a code and
+    `offset` the byte of the first activation.
+    """
+    return _DOTS[k.target.dot](k, bits, codes, activations, offset, scale)
+
+
+def _scaled(total: Value, scale: Scale) -> Value:
+    if scale is None:
+        return total
+    pairs, which, signed = scale
+    return total * pairs.dword(which, signed=signed)
+
+
+def _dot_vnni(
+    k: CpuFunction, bits: int, codes: list[Value], act: Value, offset: Value | int, scale: Scale
+) -> Value:
+    total = k.zero(I32)
+    for i, code in enumerate(codes):
+        a = broadcast_codes(k, act, offset + 4 * i)
+        total = k.call("llvm.x86.avx512.vpdpbusd.256", I32, total, code, a)
+    return _scaled(total, scale)
+
+
+def _dot_maddubs(
+    k: CpuFunction, bits: int, codes: list[Value], act: Value, offset: Value | int, scale: Scale
+) -> Value:
+    if bits == 8:
+        return _scaled(_dot_by_sign(k, codes, act, offset), scale)
+    limit = 32767 // (254 * ((1 << bits) - 1))
+    multiplier = k.const(I16, 1) if scale is None else scale[0].both(scale[1])
+    total = None
+    for first in range(0, len(codes), limit):
+        sums = None
+        for i in range(first, min(first + limit, len(codes))):
+            a = broadcast_codes(k, act, offset + 4 * i)
+            pairs = k.call("llvm.x86.avx2.pmadd.ub.sw", I16, codes[i], a)
+            sums = pairs if sums is None else sums + pairs
+        assert sums is not None
+        wide = multiply_add16(k, sums, multiplier)
+        total = wide if total is None else total + wide
+    assert total is not None
+    return total
+
+
+def _dot_by_sign(k: CpuFunction, codes: list[Value], act: Value, offset: Value | int) -> Value:
+    """Eight-bit codes: |code - 128| times the activation with the weight's sign."""
+    total = k.zero(I32)
+    for i, code in enumerate(codes):
+        a = broadcast_codes(k, act, offset + 4 * i)
+        signed = code ^ -128
+        moved = k.call("llvm.x86.avx2.psign.b", I8, a, signed)
+        size = k.call("llvm.abs.v32i8", I8, signed, flags="i1 false")
+        pairs = k.call("llvm.x86.avx2.pmadd.ub.sw", I16, size, moved)
+        total = total + multiply_add16(k, pairs, k.const(I16, 1))
+    return total
+
+
+def _dot_generic(
+    k: CpuFunction, bits: int, codes: list[Value], act: Value, offset: Value | int, scale: Scale
+) -> Value:
+    total = k.zero(I32)
+    for i, code in enumerate(codes):
+        a = broadcast_codes(k, act, offset + 4 * i)
+        products = code.cast("zext", vec(32, "i32")) * a.cast("sext", vec(32, "i32"))
+        for lanes in (32, 16):
+            even = k.shuffle(products, list(range(0, lanes, 2)))
+            odd = k.shuffle(products, list(range(1, lanes, 2)))
+            products = even + odd
+        total = total + products
+    return _scaled(total, scale)
+
+
+_DOTS: dict[str, Callable[[Kernel, int, list[Value], Value, Value | int, Scale], Value]] = {
+    "vnni": _dot_vnni,
+    "maddubs": _dot_maddubs,
+    "generic": _dot_generic,
+}

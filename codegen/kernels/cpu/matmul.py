@@ -1,0 +1,340 @@
+"""The quantized product `out[t, n] = sum_k W[n, k] x[t, k]` (docs/arithmetic.md section 4).
+
+One generator makes both shapes of the loop nest from a format's declaration:
+
+- `one`: a single row of activations. Walks a group of eight weight rows block by block;
+  bound by the memory that the weights come from, so it asks for lines ahead.
+- `many`: tokens inside. A block is unpacked once and meets every token of a tile, the
+  tile's accumulators staying in the first-level cache.
+
+Both do the same float updates in the same chains, so batch size chooses only the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kinetic.codegen.kernels.cpu.abi import (
+    ACT32_SCALE,
+    ACT32_SUM,
+    ACT256_SCALE,
+    ACT256_SUMS16,
+    ACT256_SUMS32,
+    act_stride,
+)
+from kinetic.codegen.kernels.cpu.dot import (
+    PairScales,
+    dot_run,
+    load_pair,
+    returns_centred,
+    unpack32,
+)
+from kinetic.codegen.kernels.cpu.layout import GROUPS32, Packed
+from kinetic.codegen.kernels.cpu.simd import F32, I32, CpuFunction, Kernel, load_f16, multiply_add16, tree
+from kinetic.codegen.targets.llvm_ir import Function, Value
+from kinetic.codegen.targets.llvm_x86 import CpuTarget
+from kinetic.ir.quant.base import BlockFormat
+
+CHAINS = 4
+"""P of a block-quantized product."""
+PANEL = 16
+"""Row groups that stay in the second-level cache while token tiles pass by."""
+PREFETCH = 1024
+"""Bytes the single-row loop asks ahead."""
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What happens to a finished sum: `+ bias`, then `+ what the output held`."""
+
+    bias: bool = False
+    residual: bool = False
+
+    @property
+    def suffix(self) -> str:
+        """Part of the kernel's name."""
+        return ("_bias" if self.bias else "") + ("_add" if self.residual else "")
+
+
+def token_tile(fmt: BlockFormat) -> int:
+    """Tokens whose accumulators share the first-level cache with the activations."""
+    return 64 if fmt.values == 32 else 32
+
+
+class _Nest:
+    """What both loop nests share: argument names, block arithmetic, the epilogue."""
+
+    ARGS = (
+        ("ptr", "weights"),
+        ("ptr", "acts"),
+        ("ptr", "out"),
+        ("ptr", "bias"),
+        ("i64", "blocks"),
+        ("i64", "first"),
+        ("i64", "last"),
+        ("i64", "rows"),
+        ("i64", "stride"),
+    )
+
+    def __init__(self, name: str, fmt: BlockFormat, target: CpuTarget, epilogue: Epilogue):
+        self.k = CpuFunction(name, self.ARGS, target)
+        self.fmt, self.packed, self.epilogue = fmt, Packed(fmt), epilogue
+        arg = self.k.arg
+        self.weights, self.acts, self.out, self.bias = (arg[a] for _, a in self.ARGS[:4])
+        self.blocks, self.first, self.last = arg["blocks"], arg["first"], arg["last"]
+        self.rows, self.stride = arg["rows"], arg["stride"]
+        self.act_stride = act_stride(fmt.values)
+        self.group_stride = self.k.arg["blocks"] * self.packed.nbytes
+
+    def block_scale(self, block: Value) -> Value:
+        """The rows' `d`."""
+        return load_f16(self.k, block)
+
+    def update(self, acc: Value, d: Value, act: Value, isum: Value) -> Value:
+        """`acc + (d * d_x) * float(isum)`."""
+        at = ACT32_SCALE if self.fmt.values == 32 else ACT256_SCALE
+        d_x = self.k.load_splat("float", 8, act, at)
+        return acc + (d * d_x) * isum.cast("sitofp", F32)
+
+    def zero_point32(self, act: Value, isum: Value) -> Value:
+        """Take `zero * sum(a)` off a 32-value block's dot with unsigned codes."""
+        if self.fmt.zero == 0 or returns_centred(self.k, self.fmt.bits):
+            return isum
+        sums = self.k.load_splat("i32", 8, act, ACT32_SUM)
+        return isum - sums * self.fmt.zero
+
+    def minimum32(self, acc: Value, block: Value, act: Value) -> Value:
+        """The update for the minimum of a 32-value block (Q4_1, Q5_1)."""
+        if self.fmt.dmin is None:
+            return acc
+        k = self.k
+        d_x = k.load_splat("float", 8, act, ACT32_SCALE)
+        msum = k.load_splat("i32", 8, act, ACT32_SUM).cast("sitofp", F32)
+        return acc + (load_f16(k, block, self.packed.dmin) * d_x) * msum
+
+    def pair_sum(self, block: Value, base: int, act: Value, sums: int, signed: bool) -> Value:
+        """Sum over groups of an integer per group times the group's activation sum."""
+        k, total = self.k, None
+        for pair in range(self.fmt.groups // 2):
+            values = load_pair(k, block, base, pair, signed=signed).pair
+            both = k.load_splat("i32", 8, act, sums + 4 * pair).cast("bitcast", values.type)
+            part = multiply_add16(k, values, both)
+            total = part if total is None else total + part
+        assert total is not None
+        return total
+
+    def zero_point256(self, block: Value, act: Value, isum: Value) -> Value:
+        """Take `zero * sum_j s_j sum(a)` off a 256-value block's scaled dots."""
+        if self.fmt.zero == 0:
+            return isum
+        sums = ACT256_SUMS16 if self.fmt.group_values == 16 else ACT256_SUMS32
+        signed = self.fmt.scale_signed
+        offset = self.pair_sum(block, self.packed.scales, act, sums, signed)
+        return isum - offset * self.fmt.zero
+
+    def minimum256(self, acc: Value, block: Value, act: Value) -> Value:
+        """The update for the minima of a 256-value block (Q4_K, Q5_K)."""
+        if self.fmt.dmin is None:
+            return acc
+        k = self.k
+        sums = ACT256_SUMS16 if self.fmt.group_values == 16 else ACT256_SUMS32
+        msum = self.pair_sum(block, self.packed.minima, act, sums, False).cast("sitofp", F32)
+        term = (load_f16(k, block, self.packed.dmin) * k.load_splat("float", 8, act, ACT256_SCALE))
+        return acc - term * msum
+
+    def scaled_part(self, codes: list[Value], pairs: list[PairScales], act: Value, at: Value | int,
+                    which: int) -> Value:
+        """Scaled dot of 32 values: one group of 32, or two groups of 16."""
+        k, fmt = self.k, self.fmt
+        if fmt.group_values == 32:
+            return dot_run(k, fmt.bits, codes, act, at, (pairs[0], which, fmt.scale_signed))
+        half = GROUPS32 // 2
+        low = dot_run(k, fmt.bits, codes[:half], act, at, (pairs[0], 0, fmt.scale_signed))
+        high = dot_run(
+            k, fmt.bits, codes[half:], act, at + 16, (pairs[0], 1, fmt.scale_signed)
+        )
+        return low + high
+
+    def write(self, total: Value, row: Value, group: Value) -> None:
+        """Apply the epilogue and store eight outputs of one row."""
+        k = self.k
+        column = group * 32
+        if self.epilogue.bias:
+            total = total + k.load(F32, self.bias, column)
+        address = k.gep(self.out, row * self.stride + column)
+        if self.epilogue.residual:
+            total = k.load(F32, address) + total
+        k.store(total, address)
+
+
+def _one(fmt: BlockFormat, target: CpuTarget, epilogue: Epilogue) -> Function:
+    n = _Nest(f"one_{fmt.name.lower()}{epilogue.suffix}", fmt, target, epilogue)
+    k = n.k
+    chains = k.alloca(F32, CHAINS)
+    with k.loop(n.first, n.last) as group:
+        base = k.gep(n.weights, group.index * n.group_stride)
+        for c in range(CHAINS):
+            k.store(k.zero(F32), chains, 32 * c, align=32)
+        with k.loop(0, n.blocks) as b:
+            block = k.gep(base, b.index * n.packed.nbytes)
+            act = k.gep(n.acts, b.index * n.act_stride)
+            for line in range(0, n.packed.nbytes, 64):
+                k.prefetch(block, line + PREFETCH)
+            chain = k.gep(chains, (b.index & (CHAINS - 1)) << 5)
+            acc = k.load(F32, chain, align=32)
+            if fmt.values == 32:
+                isum = dot_run(k, fmt.bits, unpack32(k, n.packed, block, 0), act, 0)
+                acc = n.update(acc, n.block_scale(block), act, n.zero_point32(act, isum))
+                acc = n.minimum32(acc, block, act)
+            else:
+                isum = k.zero(I32)
+                with k.loop(0, fmt.values // 64, carry=[isum]) as two:
+                    total = two.carried[0]
+                    for which in range(2):
+                        part = two.index * 2 + which
+                        total = total + _part256(n, block, act, part, which, two.index)
+                    two.next = [total]
+                isum = n.zero_point256(block, act, two.results[0])
+                acc = n.update(acc, n.block_scale(block), act, isum)
+                acc = n.minimum256(acc, block, act)
+            k.store(acc, chain, align=32)
+        sums = [k.load(F32, chains, 32 * c, align=32) for c in range(CHAINS)]
+        n.write(tree(sums), k.const("i64", 0), group.index)
+    k.ret()
+    return k
+
+
+def _part256(
+    n: _Nest, block: Value, act: Value, part: Value, which: int, half: Value
+) -> Value:
+    """Scaled dot of the `part`-th 32 values of a 256-value block."""
+    pair = half if n.fmt.group_values == 32 else part
+    scales = load_pair(n.k, block, n.packed.scales, pair, signed=n.fmt.scale_signed)
+    codes = unpack32(n.k, n.packed, block, part)
+    return n.scaled_part(codes, [scales], act, part * 32, which)
+
+
+def _many(fmt: BlockFormat, target: CpuTarget, epilogue: Epilogue) -> Function:
+    n = _Nest(f"many_{fmt.name.lower()}{epilogue.suffix}", fmt, target, epilogue)
+    k, tile = n.k, token_tile(fmt)
+    chains = k.alloca(F32, CHAINS * tile)
+    isums = k.alloca(I32, tile) if fmt.values == 256 else None
+    row_bytes = n.rows * n.act_stride
+    with k.loop(n.first, n.last, PANEL) as panel, k.loop(0, n.rows, tile) as t0:
+        end = k.minimum(panel.index + PANEL, n.last)
+        count = k.minimum(n.rows - t0.index, tile)
+        with k.loop(panel.index, end) as group:
+            base = k.gep(n.weights, group.index * n.group_stride)
+            with k.loop(0, CHAINS * tile) as i:
+                k.store(k.zero(F32), chains, i.index << 5, align=32)
+            first = k.gep(n.acts, t0.index * n.act_stride)
+            with k.loop(0, n.blocks) as b:
+                block = k.gep(base, b.index * n.packed.nbytes)
+                acts = k.gep(first, b.index * row_bytes)
+                chain = k.gep(chains, (b.index & (CHAINS - 1)) * (32 * tile))
+                if fmt.values == 32:
+                    _tile32(n, block, acts, chain, count)
+                else:
+                    assert isums is not None
+                    _tile256(n, block, acts, chain, isums, count)
+            with k.loop(0, count) as t:
+                at = t.index << 5
+                sums = [
+                    k.load(F32, k.gep(chains, 32 * tile * c), at, align=32) for c in range(CHAINS)
+                ]
+                n.write(tree(sums), t.index + t0.index, group.index)
+    k.ret()
+    return k
+
+
+def _tile32(n: _Nest, block: Value, acts: Value, chain: Value, count: Value) -> None:
+    """One 32-value block against a tile of tokens."""
+    k = n.k
+    codes, d = unpack32(k, n.packed, block, 0), n.block_scale(block)
+    with k.loop(0, count) as t:
+        act = k.gep(acts, t.index * n.act_stride)
+        slot = k.gep(chain, t.index << 5)
+        isum = n.zero_point32(act, dot_run(k, n.fmt.bits, codes, act, 0))
+        acc = n.update(k.load(F32, slot, align=32), d, act, isum)
+        k.store(n.minimum32(acc, block, act), slot, align=32)
+
+
+def _tile256(
+    n: _Nest, block: Value, acts: Value, chain: Value, isums: Value, count: Value
+) -> None:
+    """One 256-value block against a tile of tokens: 32 values at a time."""
+    k, fmt = n.k, n.fmt
+    with k.loop(0, count) as t:
+        k.store(k.zero(I32), isums, t.index << 5, align=32)
+    with k.loop(0, fmt.values // 64) as two:
+        for which in range(2):
+            part = two.index * 2 + which
+            pair = two.index if fmt.group_values == 32 else part
+            scales = load_pair(k, block, n.packed.scales, pair, signed=fmt.scale_signed)
+            codes = unpack32(k, n.packed, block, part)
+            with k.loop(0, count) as t:
+                act = k.gep(acts, t.index * n.act_stride)
+                slot = k.gep(isums, t.index << 5)
+                total = n.scaled_part(codes, [scales], act, part * 32, which)
+                k.store(k.load(I32, slot, align=32) + total, slot, align=32)
+    d = n.block_scale(block)
+    with k.loop(0, count) as t:
+        act = k.gep(acts, t.index * n.act_stride)
+        slot = k.gep(chain, t.index << 5)
+        isum = n.zero_point256(block, act, k.load(I32, isums, t.index << 5, align=32))
+        acc = n.update(k.load(F32, slot, align=32), d, act, isum)
+        k.store(n.minimum256(acc, block, act), slot, align=32)
+
+
+def split_rows(
+    k: Kernel,
+    one: str,
+    many: str,
+    call: Callable[[str, Value, Value, Value], None],
+    groups: Value,
+    rows: Value,
+    chunk: Value,
+) -> None:
+    """Draw chunks of row groups and call the loop nest that fits the number of rows."""
+    chunks = (groups + chunk - 1).udiv(chunk)
+
+    def work(item: Value) -> None:
+        first = item * chunk
+        last = k.minimum(first + chunk, groups)
+        single, several, done = (k.new_label(p) for p in ("one", "many", "done"))
+        is_one = rows.compare("eq", 1)
+        k.line(f"br i1 {is_one.ref}, label %{single}, label %{several}")
+        k.label(single)
+        call(one, first, last, rows)
+        k.branch(done)
+        k.label(several)
+        call(many, first, last, rows)
+        k.branch(done)
+        k.label(done)
+
+    with k.if_(rows.compare("sgt", 0)):
+        k.take(chunks, work)
+
+
+def matmul(fmt: BlockFormat, target: CpuTarget, epilogue: Epilogue) -> list[Function]:
+    """The plan operation `matmul_<format>` and the two loop nests it calls.
+
+    Arguments: weights, activations, out, bias, blocks of a row, row groups, address of
+    the row count, groups a chunk, bytes between rows of `out`.
+    """
+    one, many = _one(fmt, target, epilogue), _many(fmt, target, epilogue)
+    k = Kernel(f"matmul_{fmt.name.lower()}{epilogue.suffix}", target)
+    weights, acts, out, bias = (k.argument("ptr") for _ in range(4))
+    blocks, groups = k.argument(), k.argument()
+    rows = k.load("i64", k.argument("ptr"), align=8)
+    chunk, stride = k.argument(), k.argument()
+
+    def call(name: str, first: Value, last: Value, rows: Value) -> None:
+        k.call_local(
+            name, "void", weights, acts, out, bias, blocks, first, last, rows, stride
+        )
+
+    split_rows(k, one.name, many.name, call, groups, rows, chunk)
+    k.ret()
+    return [one, many, k]
