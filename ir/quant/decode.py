@@ -1,0 +1,131 @@
+"""Reads blocks of any declared format with numpy: the meaning that kernels are tested against.
+
+*Shapes:* raw bytes are `uint8[..., blocks, nbytes]`, whatever comes before; `as_blocks`
+makes that of a row's bytes.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kinetic.errors import InternalError
+from kinetic.ir import math
+from kinetic.ir.math_numpy import NUMPY
+from kinetic.ir.quant.base import RUN, BitMask, BlockFormat, Format, Plane
+
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+
+def as_blocks(fmt: Format, rows: Bytes) -> Bytes:
+    """`uint8[..., row bytes]` as `uint8[..., blocks, nbytes]`, without a copy."""
+    if rows.shape[-1] % fmt.nbytes:
+        raise InternalError(
+            f"A row of {rows.shape[-1]} bytes is no whole number of {fmt.name} blocks "
+            f"({fmt.nbytes} bytes each)."
+        )
+    return rows.reshape(*rows.shape[:-1], -1, fmt.nbytes)
+
+
+def codes(fmt: BlockFormat, raw: Bytes) -> Ints:
+    """The unsigned codes (`flip` applied, `zero` not subtracted): `[..., blocks, values]`."""
+    out = np.zeros((*_check(fmt, raw).shape[:-1], fmt.values), np.int32)
+    for plane in fmt.planes:
+        offsets, shifts = _places(plane, fmt.values)
+        bits = (raw[..., offsets] >> shifts) & np.uint8((1 << plane.bits) - 1)
+        out |= bits.astype(np.int32) << np.int32(plane.place)
+    return out ^ np.int32(fmt.flip)
+
+
+def scales(fmt: BlockFormat, raw: Bytes) -> Ints:
+    """The integer scales, 1 where the format has none: `[..., blocks, groups]`."""
+    return _per_group(fmt, raw, fmt.scale)
+
+
+def minima(fmt: BlockFormat, raw: Bytes) -> Ints:
+    """The integer minima, 1 where the format has none: `[..., blocks, groups]`."""
+    return _per_group(fmt, raw, fmt.minimum)
+
+
+def d(fmt: BlockFormat, raw: Bytes) -> Floats:
+    """The block's scale: `[..., blocks]`."""
+    return _f16_at(_check(fmt, raw), fmt.d)
+
+
+def dmin(fmt: BlockFormat, raw: Bytes) -> Floats:
+    """The block's minimum or its scale, 0 where the format has none: `[..., blocks]`."""
+    if fmt.dmin is None:
+        return np.zeros(_check(fmt, raw).shape[:-1], np.float32)
+    return _f16_at(_check(fmt, raw), fmt.dmin)
+
+
+def dequantize(fmt: Format, raw: Bytes) -> Floats:
+    """The weights as ggml computes them, each operation rounded: `[..., blocks * values]`."""
+    if not isinstance(fmt, BlockFormat):
+        return _floats(fmt, _check(fmt, raw))
+    grouped = (*raw.shape[:-1], fmt.groups, fmt.group_values)
+    q = (codes(fmt, raw) - np.int32(fmt.zero)).astype(np.float32).reshape(grouped)
+    s = scales(fmt, raw).astype(np.float32)[..., None]
+    m = minima(fmt, raw).astype(np.float32)[..., None]
+    with np.errstate(all="ignore"):
+        w = fmt.dequantize(d(fmt, raw)[..., None, None], dmin(fmt, raw)[..., None, None], s, m, q)
+    return np.asarray(w).reshape(*raw.shape[:-2], raw.shape[-2] * fmt.values)
+
+
+class _Blocks:
+    """`base.Reader` over numpy: a byte of every block at once."""
+
+    def __init__(self, raw: Bytes) -> None:
+        self.raw = raw
+
+    def u8(self, offset: int) -> Ints:
+        return self.raw[..., offset].astype(np.int32)
+
+    def s8(self, offset: int) -> Ints:
+        return self.raw[..., offset].view(np.int8).astype(np.int32)
+
+
+def _check(fmt: Format, raw: Bytes) -> Bytes:
+    if raw.ndim < 2 or raw.shape[-1] != fmt.nbytes or raw.dtype != np.uint8:
+        raise InternalError(
+            f"{fmt.name} is read from uint8[..., blocks, {fmt.nbytes}], "
+            f"not from {raw.dtype}{list(raw.shape)}."
+        )
+    return raw
+
+
+@lru_cache(maxsize=256)
+def _places(plane: Plane | BitMask, values: int) -> tuple[NDArray[np.intp], Bytes]:
+    """Byte offset and right shift of each value's bits in a block."""
+    index = np.arange(values)
+    if isinstance(plane, BitMask):
+        return plane.offset + index // 8, (index % 8).astype(np.uint8)
+    runs = [plane.at(run) for run in range(values // RUN)]
+    offsets = np.repeat([offset for offset, _ in runs], RUN) + index % RUN
+    return offsets, np.repeat([shift for _, shift in runs], RUN).astype(np.uint8)
+
+
+def _per_group(fmt: BlockFormat, raw: Bytes, declared: object) -> Ints:
+    shape = (*_check(fmt, raw).shape[:-1], fmt.groups)
+    if not callable(declared):
+        return np.ones(shape, np.int32)
+    reader = _Blocks(raw)
+    return np.stack([declared(reader, j) for j in range(fmt.groups)], axis=-1)
+
+
+def _f16_at(raw: Bytes, offset: int) -> Floats:
+    low, high = raw[..., offset].astype(np.int32), raw[..., offset + 1].astype(np.int32)
+    return np.asarray(math.f16_bits_to_f32(NUMPY, low | (high << np.int32(8))), np.float32)
+
+
+def _floats(fmt: Format, raw: Bytes) -> Floats:
+    flat = np.ascontiguousarray(raw).reshape(*raw.shape[:-2], -1)
+    if fmt.nbytes == 4:
+        return flat.view("<f4")
+    words = flat.view("<u2").astype(np.int32)
+    widen = math.bf16_bits_to_f32 if fmt.name == "BF16" else math.f16_bits_to_f32
+    return np.asarray(widen(NUMPY, words), np.float32)
