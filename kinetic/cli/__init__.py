@@ -129,4 +129,5 @@ def _report(error: KineticError) -> int:
 def _print_error(message: str) -> None:
     from kinetic.cli.terminal import printable
 
-    print(f"kinetic: {printable(message)}", file=sys.stderr)
+    end = "" if message.endswith((".", "?", "!", ")", ":")) else "."
+    print(f"kinetic: {printable(message)}{end}", file=sys.stderr)

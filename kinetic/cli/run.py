@@ -27,7 +27,7 @@ from kinetic.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kinetic.api import Model, Stats
+    from kinetic.api import Model, SamplingParams, Stats
 
 _CONTINUED = ", no chat template: continued the text"
 
@@ -133,13 +133,13 @@ def _load(path: Path, options: argparse.Namespace, line: LiveLine) -> Model:
     )
 
 
-def _stream(model: Model, prompt_ids: list[int], params: object, limit: int | None) -> None:
+def _stream(model: Model, prompt_ids: list[int], params: SamplingParams, limit: int | None) -> None:
     """Write the answer as it comes; show the speed when only stderr is watched."""
     on_terminal = sys.stdout.isatty()
     line = LiveLine(enabled=not on_terminal)
     started, count, last = 0.0, 0, "\n"
     try:
-        for piece in model.generate(prompt_ids, params, max_tokens=limit):  # type: ignore[arg-type]
+        for piece in model.generate(prompt_ids, params, max_tokens=limit):
             count += 1
             if count == 1:
                 started = time.perf_counter()

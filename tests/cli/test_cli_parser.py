@@ -1,0 +1,158 @@
+"""Options in any place, plain errors, llama.cpp's flags."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinetic.cli import COMMANDS, llama_flags
+from kinetic.cli.options import device, sampling_overrides
+from kinetic.cli.run import build_parser
+from kinetic.errors import UsageError
+
+OPTIONS = [
+    ["--temp", "0"],
+    ["-n", "8"],
+    ["--top-k=40"],
+    ["--seed", "-1"],
+    ["--raw"],
+    ["--top-nsigma", "-1"],
+    ["--device", "cpu"],
+    ["-t", "2"],
+]
+
+
+@given(st.permutations(OPTIONS), st.lists(st.integers(0, len(OPTIONS)), min_size=3, max_size=3))
+def test_options_and_words_mix_in_any_order(options, places):
+    words = ["m.gguf", "hello", "there"]
+    line = [list(option) for option in options]
+    for word, place in zip(reversed(words), sorted(places, reverse=True), strict=True):
+        line.insert(place, [word])
+    got = build_parser().parse([part for parts in line for part in parts])
+    want = build_parser().parse([part for option in OPTIONS for part in option] + words)
+    assert got == want
+    assert got.words == words
+    assert (got.temperature, got.n_predict, got.top_k, got.threads) == (0.0, 8, 40, 2)
+
+
+def test_after_two_dashes_everything_is_prompt():
+    got = build_parser().parse(["m", "--temp", "0", "--", "--temp", "-h", "--", "x"])
+    assert got.words == ["m", "--temp", "-h", "--", "x"]
+    assert got.temperature == 0.0
+
+
+def test_numbers_and_phrases_with_a_dash_are_words():
+    got = build_parser().parse(["m", "-5", "-.5", "- a list", "-"])
+    assert got.words == ["m", "-5", "-.5", "- a list", "-"]
+
+
+@given(st.lists(st.text(max_size=8), max_size=6))
+def test_no_line_is_worse_than_a_usage_error(line):
+    try:
+        build_parser().parse(line)
+    except UsageError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (["--temp", "hot"], "--temp takes a number from 0 up, not 'hot'"),
+        (["--temp", "-0.1"], "--temp takes a number from 0 up"),
+        (["--temp", "inf"], "--temp takes a number"),
+        (["--top-p", "nan"], "--top-p takes a number from 0 to 1, not 'nan'"),
+        (["--top-p", "1.5"], "--top-p takes a number from 0 to 1"),
+        (["-n", "1.5"], "--n-predict takes a whole number of at least -1, not '1.5'"),
+        (["-n", "1_000"], "--n-predict takes a whole number"),
+        (["-n", "٣"], "--n-predict takes a whole number"),
+        (["-n", "9" * 5000], "--n-predict takes a whole number"),
+        (["-t", "0"], "--threads takes a whole number from 1 to 4096"),
+        (["--mirostat", "3"], "--mirostat takes a whole number from 0 to 2"),
+        (["--seed", str(2**64)], "--seed takes a whole number"),
+        (["--device", "tpu"], "--device takes one of auto, cpu, cuda, vulkan"),
+        (["--temperture", "1"], "did you mean --temperature?"),
+        (["-x"], "there is no option -x"),
+        (["--tem", "0"], "did you mean --temp?"),
+    ],
+)
+def test_a_wrong_option_says_what_it_takes(line, says):
+    with pytest.raises(UsageError) as caught:
+        build_parser().parse(["m", *line])
+    # A flag of llama.cpp is as good a hint as our own name for it.
+    assert says.replace("temperature?", "temp") in str(caught.value)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_says_what_it_means(command):
+    parser = import_module(f"kinetic.cli.{command}").build_parser()
+    rows = [row for _, rows in parser.rows() for row in rows]
+    names = [name for written, _ in rows for name in written.split(" ")[0].rstrip(",").split(",")]
+    assert len(names) == len(set(names))
+    assert all(meaning for _, meaning in rows)
+
+
+def overrides(*line: str) -> dict[str, object]:
+    return sampling_overrides(build_parser().parse(["m", *line]))
+
+
+def test_only_what_is_given_overrides_the_model():
+    assert overrides() == {}
+    assert overrides("--temp", "0", "--seed", "-1", "--top-k", "-1") == {
+        "temperature": 0.0,
+        "top_k": 0,
+    }
+    assert overrides("--mirostat", "2", "--mirostat-lr", "0.2", "--mirostat-ent", "4") == {
+        "mirostat": 2,
+        "mirostat_eta": 0.2,
+        "mirostat_tau": 4.0,
+    }
+
+
+def test_dry_breakers_replace_the_default_ones():
+    breakers = "dry_sequence_breakers"
+    assert overrides("--dry-sequence-breaker", "a", "--dry-sequence-breaker", "b") == {
+        breakers: ("a", "b")
+    }
+    assert overrides("--dry-sequence-breaker", "none") == {breakers: ()}
+
+
+# llama.cpp's flags. ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("-m m -sys Be. --temperature 0 hi", "-m m --system Be. --temp 0 hi"),
+        ("-m m -ngl 0 hi", "-m m --device cpu hi"),
+        ("-m m -ngl 99 hi", "-m m hi"),
+        ("-m m --n-gpu-layers=0 hi", "-m m --device cpu hi"),
+        ("-m m -dev none hi", "-m m --device none hi"),
+        ("-m m -fa on --jinja -b 512 -ub 128 hi", "-m m hi"),
+        ("-m m -fa hi", "-m m hi"),
+        ("-m m -no-cnv -st --numa isolate hi", "-m m hi"),
+        ("-m m --top-n-sigma 1 hi", "-m m --top-nsigma 1 hi"),
+    ],
+)
+def test_llama_lines_work(theirs, ours):
+    parse = build_parser().parse
+    assert parse(theirs.split()) == parse(ours.split())
+
+
+@pytest.mark.parametrize("flag", llama_flags.REFUSED)
+def test_flags_without_an_equivalent_say_so(flag):
+    with pytest.raises(UsageError, match="is a llama.cpp flag: "):
+        build_parser().parse(["m", flag, "1", "hi"])
+
+
+def test_a_flag_that_ends_the_line_is_taken():
+    assert build_parser().parse(["m", "-b"]).words == ["m"]
+    with pytest.raises(UsageError, match="-ngl needs a value"):
+        build_parser().parse(["m", "-ngl"])
+
+
+def test_llama_device_names_are_taken():
+    assert device(build_parser().parse(["m", "--device", "none"])) == "cpu"
+    assert device(build_parser().parse(["m", "--device", "cuda0"])) == "cuda"
