@@ -9,6 +9,7 @@ computed twice: the first name wins.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ from kinetic.ir.printer import print_graph
 from kinetic.ir.types import Type
 
 A = TypeVar("A", bool, int, float, str)
+
+NAME = re.compile(r"[A-Za-z0-9_.\-]*")
+"""What a value may be called; the empty name is for drafts that never print."""
 
 _interned: WeakValueDictionary[tuple[object, ...], Node] = WeakValueDictionary()
 _lock = threading.Lock()
@@ -56,6 +60,8 @@ class Node:
 
         Raises: RuleError where they break the op's rule.
         """
+        if not NAME.fullmatch(name):
+            raise RuleError("name", f"characters of {NAME.pattern}", repr(name))
         spec = OPS.get(op)
         if spec is None:
             raise RuleError(name or "node", "an op of ir/ops", repr(op))

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kinetic.ir import math as ir_math
-from kinetic.ir import rope_tables
-from kinetic.ir.ops.spec import F32, FLOAT_FORMATS, Array, Quantized, Weight
+from kinetic.ir.math_numpy import NUMPY
+from kinetic.ir.ops.spec import F32, Array, Quantized, RuleError, Weight
 from kinetic.ir.quant import decode
 from kinetic.ir.quant.base import BlockFormat, FloatFormat
 
@@ -32,8 +32,6 @@ EXPERT_SUM_FLOOR = np.float32(2.0**-14)
 _MAGIC = np.float32(12582912.0)
 _NAN = np.float32(np.nan)
 
-_B = ir_math.NumpyBuilder()
-
 
 # ---- 1. operations -----------------------------------------------------------------------
 
@@ -45,17 +43,17 @@ def maximum(a: F32, b: F32) -> F32:
 
 def exp(x: F32) -> F32:
     """The project's own `exp`."""
-    return ir_math.exp(_B, x)
+    return np.asarray(ir_math.exp(NUMPY, x), np.float32)
 
 
 def recip(x: F32) -> F32:
     """The project's own `1 / x`."""
-    return ir_math.recip(_B, x)
+    return np.asarray(ir_math.recip(NUMPY, x), np.float32)
 
 
 def rsqrt(x: F32) -> F32:
     """The project's own `1 / sqrt(x)`."""
-    return ir_math.rsqrt(_B, x)
+    return np.asarray(ir_math.rsqrt(NUMPY, x), np.float32)
 
 
 # ---- 2. chains and trees -----------------------------------------------------------------
@@ -150,22 +148,39 @@ def float_product(x: F32, w: F32) -> F32:
 # ---- weights -----------------------------------------------------------------------------
 
 
+def _blocks(W: Weight) -> Array:
+    """The weight's bytes as uint8 `[rows, blocks, bytes of a block]`."""
+    return decode.as_blocks(W.format, W.raw)
+
+
 def _block_parts(fmt: BlockFormat, W: Weight) -> tuple[Array, Array | None, F32, F32 | None]:
     """`s_j (q - z)` per value, `m_j` per group, `d` and `dmin` per block; kept once decoded."""
     if "parts" not in W.memo:
-        raise NotImplementedError
+        raw = _blocks(W)
+        signed = (decode.codes(fmt, raw) - fmt.zero).reshape(*raw.shape[:2], fmt.groups, -1)
+        codes = (signed * decode.scales(fmt, raw)[..., None]).astype(np.int16)
+        minima, dmin = None, None
+        if fmt.min_sign:
+            minima, dmin = decode.minima(fmt, raw), decode.dmin(fmt, raw)
+        codes = codes.reshape(*raw.shape[:2], fmt.values)
+        W.memo["parts"] = (codes, minima, decode.d(fmt, raw), dmin)
     parts: tuple[Array, Array | None, F32, F32 | None] = W.memo["parts"]
     return parts
 
 
 def floats(W: Weight) -> F32:
-    """A weight of a float format, widened."""
-    raise NotImplementedError
+    """A weight of a float format, widened; a vector or a matrix by its shape."""
+    if not isinstance(W.format, FloatFormat):
+        raise RuleError("weight", "plain floats", W.format.name)
+    if "floats" not in W.memo:
+        W.memo["floats"] = decode.dequantize(W.format, _blocks(W)).reshape(W.shape)
+    found: F32 = W.memo["floats"]
+    return found
 
 
 def dequantized_rows(W: Weight, ids: npt.NDArray[np.int32]) -> F32:
     """Those rows of a matrix by the format's own float expression."""
-    raise NotImplementedError
+    return decode.dequantize(W.format, decode.as_blocks(W.format, W.raw[ids]))
 
 
 def row_range(W: Weight, start: int, count: int) -> Weight:
@@ -206,13 +221,13 @@ def rope(x: F32, cos: F32, sin: F32, kind: str) -> F32:
 def silu(x: F32) -> F32:
     """`x * sigmoid(x)`."""
     with np.errstate(all="ignore"):
-        return x * ir_math.sigmoid(_B, x)
+        return np.asarray(ir_math.silu(NUMPY, x), np.float32)
 
 
 def gelu_tanh(x: F32) -> F32:
     """GELU in its tanh form, by the project's own maths."""
     with np.errstate(all="ignore"):
-        return ir_math.gelu_tanh(_B, x)
+        return np.asarray(ir_math.gelu_tanh(NUMPY, x), np.float32)
 
 
 ACTIVATIONS: dict[str, Callable[[F32], F32]] = {"silu": silu, "gelu_tanh": gelu_tanh}
@@ -228,7 +243,7 @@ def glu(gate: F32, up: F32, act: str) -> F32:
 def softcap(x: F32, cap: float) -> F32:
     """`fl(c) * tanh(x * fl(1 / c))`."""
     with np.errstate(all="ignore"):
-        return np.float32(cap) * ir_math.tanh(_B, x * np.float32(1 / cap))
+        return np.asarray(ir_math.softcap(NUMPY, x, cap, 1 / cap), np.float32)
 
 
 # ---- 7. attention ------------------------------------------------------------------------

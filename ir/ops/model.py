@@ -58,7 +58,7 @@ def weight(
     if rows is None:
         return WeightType(format, shape)
     start, count = rows
-    if not (0 <= start and 0 < count and start + count <= shape[0]):
+    if start < 0 or count < 1 or start + count > shape[0]:
         raise RuleError("rows", f"a range within 0..{shape[0]}", rows)
     return WeightType(format, (count, *shape[1:]))
 
@@ -288,19 +288,11 @@ def _(
     attn_factor: float,
 ) -> F32:
     freqs = None if factors is None else ar.floats(factors)
-    key = (rot, base, scaling, factor, n_ctx_orig, attn_factor)
-    key += () if freqs is None else tuple(freqs.tolist())
-    cos, sin = run.rope_table(
-        key,
-        lambda positions: ar.rope_table(
-            positions, rot, base, scaling, factor, n_ctx_orig, attn_factor, freqs
-        ),
-    )
-    at = run.rows.positions
-    return ar.rope(x, cos[at], sin[at], kind)
+    cos, sin = run.rope_table(rot, base, scaling, factor, n_ctx_orig, attn_factor, freqs)
+    return ar.rope(x, cos, sin, kind)
 
 
-@op("model")
+@op("model", writes=True)
 def attention(
     q: Type,
     k: Type,

@@ -17,6 +17,7 @@ says what an op is called, takes or means.
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import types
 import typing
@@ -95,8 +96,17 @@ class Run(Protocol):
     def read(self, cache: str, sequence: int) -> tuple[F32, F32]:
         """Keys and values `[positions, Hkv, Dh]` of a sequence, widened to f32."""
 
-    def rope_table(self, key: tuple[Attr, ...], make: Callable[[int], Any]) -> Any:
-        """A table made by `make(positions)` that covers this step's rows, kept by `key`."""
+    def rope_table(
+        self,
+        rot: int,
+        base: float,
+        scaling: str | None,
+        factor: float,
+        n_ctx_orig: int,
+        attn_factor: float,
+        factors: F32 | None,
+    ) -> tuple[F32, F32]:
+        """`cos` and `sin` `[T, rot / 2]` at each row's position."""
 
 
 # ---- the op itself -----------------------------------------------------------------------
@@ -114,7 +124,10 @@ class Param:
 
 @dataclass(eq=False)
 class OpSpec:
-    """One op: name, level, one sentence, inputs, attributes, type rule, numpy meaning."""
+    """One op: name, level, one sentence, inputs, attributes, type rule, numpy meaning.
+
+    `writes` says that the op writes the cache which its attribute `cache` names.
+    """
 
     name: str
     level: str
@@ -122,6 +135,7 @@ class OpSpec:
     inputs: tuple[Param, ...]
     attrs: tuple[Param, ...]
     rule: Callable[..., Type]
+    writes: bool = False
     run: Callable[..., Any] | None = None
 
     def meaning(self, fn: Callable[..., Any]) -> OpSpec:
@@ -187,7 +201,7 @@ LEVELS = ("model", "lowered")
 """`model`: what families write. `lowered`: what passes put in its place."""
 
 
-def op(level: str) -> Callable[[Callable[..., Type]], OpSpec]:
+def op(level: str, *, writes: bool = False) -> Callable[[Callable[..., Type]], OpSpec]:
     """Decorator: declare an op from its type rule (see the top of this file)."""
     if level not in LEVELS:
         raise InternalError(f"op level {level!r} is not one of {LEVELS}")
@@ -206,7 +220,7 @@ def op(level: str) -> Callable[[Callable[..., Type]], OpSpec]:
         if name in OPS:
             raise InternalError(f"op {name!r} is declared twice")
         doc = inspect.getdoc(rule) or ""
-        OPS[name] = OpSpec(name, level, doc, tuple(inputs), tuple(attrs), rule)
+        OPS[name] = OpSpec(name, level, doc, tuple(inputs), tuple(attrs), rule, writes)
         return OPS[name]
 
     return declare
@@ -224,7 +238,7 @@ def attr_text(value: Attr) -> str:
     if isinstance(value, tuple):
         return "(" + ", ".join(attr_text(v) for v in value) + ("," if len(value) == 1 else "") + ")"
     if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+        return json.dumps(value)
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return repr(value)

@@ -1,0 +1,86 @@
+"""Blocks that families share, over the builder's vocabulary and GGUF's tensor names."""
+
+from __future__ import annotations
+
+from kinetic.families.config import Config
+from kinetic.ir.build import Builder
+from kinetic.ir.graph import CacheSpec, Graph, Node
+
+
+def norm(b: Builder, x: Node, name: str, cfg: Config, width: int | None = None) -> Node:
+    """`rms_norm` with the weight `NAME.weight`."""
+    w = b.weight(f"{name}.weight", (width or cfg.n_embd,))
+    return b.rms_norm(x, w, cfg.eps, name)
+
+
+def project(b: Builder, x: Node, name: str, n: int, k: int) -> Node:
+    """`linear` with the weight `NAME.weight [n, k]` and the bias `NAME.bias`, if there is one."""
+    return b.linear(
+        x, b.weight(f"{name}.weight", (n, k)), b.maybe_weight(f"{name}.bias", (n,)), name
+    )
+
+
+def qkv(b: Builder, x: Node, cfg: Config) -> tuple[Node, Node, Node]:
+    """`[T, H, Dh]`, `[T, Hkv, Dh]`, `[T, Hkv, Dv]`, from three matrices or a fused one."""
+    heads = (cfg.n_heads, cfg.n_kv_heads, cfg.n_kv_heads)
+    sizes = (heads[0] * cfg.head_dim, heads[1] * cfg.head_dim, heads[2] * cfg.v_dim)
+    fused, start, parts = b.has("attn_qkv.weight"), 0, []
+    for part, count, size in zip("qkv", heads, sizes, strict=True):
+        name = f"attn_{part}"
+        if fused:
+            y = _fused_part(b, x, name, sum(sizes), (start, size), cfg)
+        else:
+            y = project(b, x, name, size, cfg.n_embd)
+        parts.append(b.split_heads(y, count, part))
+        start += size
+    return parts[0], parts[1], parts[2]
+
+
+def _fused_part(
+    b: Builder, x: Node, name: str, total: int, rows: tuple[int, int], cfg: Config
+) -> Node:
+    w = b.weight("attn_qkv.weight", (total, cfg.n_embd), rows=rows, label=f"{name}.weight")
+    bias = None
+    if b.has("attn_qkv.bias"):
+        bias = b.weight("attn_qkv.bias", (total,), rows=rows, label=f"{name}.bias")
+    return b.linear(x, w, bias, name)
+
+
+def attention_out(b: Builder, heads: Node, cfg: Config) -> Node:
+    """The heads `[T, H, Dv]` joined and projected to `[T, D]`."""
+    return project(b, b.merge_heads(heads), "attn_output", cfg.n_embd, cfg.n_heads * cfg.v_dim)
+
+
+def gated_ffn(b: Builder, x: Node, cfg: Config, act: str = "silu") -> Node:
+    """`ffn_down(act(ffn_gate x) * (ffn_up x))`: `[T, D]` to `[T, D]`."""
+    gate = project(b, x, "ffn_gate", cfg.n_ff, cfg.n_embd)
+    up = project(b, x, "ffn_up", cfg.n_ff, cfg.n_embd)
+    h = b.mul(b.op(act, gate, name="ffn_act"), up, "ffn_glu")
+    return project(b, h, "ffn_down", cfg.n_embd, cfg.n_ff)
+
+
+def embedding(b: Builder, cfg: Config) -> tuple[Node, Node]:
+    """The rows' embeddings `[T, D]`, and the table itself for a tied head."""
+    table = b.weight("token_embd.weight", (cfg.n_vocab, cfg.n_embd))
+    return b.embed(b.tokens(), table, "inp_embd"), table
+
+
+def logits(b: Builder, x: Node, table: Node, cfg: Config, name: str = "logits") -> Node:
+    """The wanted rows `[R, D]`, normed, over the vocabulary: `[R, V]`.
+
+    The head is `output.weight`, or the embedding where a file has none (a tied head).
+    """
+    x = norm(b, b.take_outputs(x), "output_norm", cfg)
+    head = b.maybe_weight("output.weight", (cfg.n_vocab, cfg.n_embd)) or table
+    return b.linear(x, head, b.maybe_weight("output.bias", (cfg.n_vocab,)), name)
+
+
+def finish(b: Builder, cfg: Config, out: Node, caches: dict[str, CacheSpec]) -> Graph:
+    """The graph, once every tensor and every setting of the file has been used.
+
+    Raises: UnsupportedError.
+    """
+    b.done()
+    cfg.h.done()
+    file = cfg.h.file
+    return b.graph(file.get_str("general.name", cfg.h.arch), cfg.meta(caches), logits=out)

@@ -1,0 +1,219 @@
+"""Hyper-parameters of a file: each key is read by name, and one that nobody read is refused.
+
+A key that Kinetic does not know may change what the model computes, so a file that holds
+one does not load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kinetic.errors import ModelFileError, UnsupportedError
+from kinetic.ir.gguf import GGUFFile, display_path, printable
+from kinetic.ir.graph import CacheSpec, Meta
+from kinetic.ir.ops.spec import Attr
+
+HARMLESS = frozenset(
+    {
+        "vocab_size",  # the embedding's shape says it
+        "rope.scaling.finetuned",  # how the weights came about
+        "tensor_data_layout",  # the converter's note; q and k rows are stored as it says
+    }
+)
+"""Keys that do not change what is computed."""
+
+
+class Hyper:
+    """The `ARCH.*` keys of a file."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file, self.arch = file, file.architecture
+        self._read: set[str] = set()
+
+    def _key(self, key: str) -> str:
+        self._read.add(key)
+        full = f"{self.arch}.{key}"
+        if isinstance(self.file.metadata.get(full), np.ndarray):
+            raise UnsupportedError(
+                f"{display_path(self.file.path)}: {full} differs from layer to layer, which is "
+                "not supported yet"
+            )
+        return full
+
+    def has(self, key: str) -> bool:
+        """Whether the file sets this key."""
+        return f"{self.arch}.{key}" in self.file.metadata
+
+    def int(self, key: str, default: int | None = None) -> int:
+        """A count, at least 1.
+
+        Raises: ModelFileError where it is missing without a default, or not positive.
+        """
+        full = self._key(key)
+        value = self.file.get_int(full) if default is None else self.file.get_int(full, default)
+        if not 1 <= value < 1 << 31:
+            raise self._wrong(full, value, "a positive 32-bit count")
+        return value
+
+    def float(self, key: str, default: float | None = None) -> float:
+        """A finite number, as the shortest decimal that gives the same binary32.
+
+        Raises: ModelFileError where it is missing without a default, or not finite.
+        """
+        full = self._key(key)
+        value = self.file.get_float(full) if default is None else self.file.get_float(full, default)
+        if not np.isfinite(np.float32(value)):
+            raise self._wrong(full, value, "a finite number")
+        return float(str(np.float32(value)))
+
+    def str(self, key: str, default: str) -> str:
+        """A word."""
+        return self.file.get_str(self._key(key), default)
+
+    def wrong(self, key: str, expected: str) -> ModelFileError:
+        """The error for a key whose value cannot be right."""
+        full = f"{self.arch}.{key}"
+        return self._wrong(full, self.file.metadata.get(full, "missing"), expected)
+
+    def _wrong(self, full: str, value: object, expected: str) -> ModelFileError:
+        return ModelFileError(
+            f"{display_path(self.file.path)}: {full} is {printable(str(value))}, expected "
+            f"{expected}; convert the model again"
+        )
+
+    def refuse(self, key: str, why: str) -> None:
+        """Fail in one sentence where the file sets this key.
+
+        Raises: UnsupportedError.
+        """
+        if self.has(key):
+            raise UnsupportedError(
+                f"{display_path(self.file.path)}: {self.arch}.{key} is set: {why}, "
+                "which is not supported yet"
+            )
+
+    def done(self) -> None:
+        """Check that every key of the architecture was read.
+
+        Raises: UnsupportedError naming those that were not.
+        """
+        self.refuse("pooling_type", "this is an embedding or reranking model")
+        prefix = f"{self.arch}."
+        left = [
+            printable(key)
+            for key in self.file.metadata
+            if key.startswith(prefix) and key.removeprefix(prefix) not in self._read | HARMLESS
+        ]
+        if left:
+            raise UnsupportedError(
+                f"{display_path(self.file.path)}: the setting {', '.join(left[:4])} is not "
+                f"known for {printable(self.arch)} models; it may need a newer version of Kinetic"
+            )
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions, as the `rope` op takes them."""
+
+    kind: str
+    rot: int
+    base: float
+    scaling: str | None = None
+    factor: float = 1.0
+    n_ctx_orig: int = 0
+    attn_factor: float = 1.0
+
+    def attrs(self) -> dict[str, Attr]:
+        """The op's attributes."""
+        return dict(vars(self))
+
+    @staticmethod
+    def read(h: Hyper, kind: str, head_dim: int, n_ctx: int) -> Rope:
+        """From `rope.*`: base 10000 and all columns unless the file says otherwise."""
+        rot = h.int("rope.dimension_count", head_dim)
+        if rot % 2 or rot > head_dim:
+            raise h.wrong("rope.dimension_count", f"an even number up to {head_dim}")
+        base = h.float("rope.freq_base", 10000.0)
+        if base <= 0:
+            raise h.wrong("rope.freq_base", "a positive number")
+        scaling = h.str("rope.scaling.type", "none")
+        factor = h.float("rope.scaling.factor", 1.0)
+        if factor <= 0:
+            raise h.wrong("rope.scaling.factor", "a positive number")
+        orig = h.int("rope.scaling.original_context_length", n_ctx)
+        magnitude = h.float("rope.scaling.attn_factor", 1.0)
+        if scaling == "none":
+            return Rope(kind, rot, base)
+        if scaling == "linear":
+            return Rope(kind, rot, base, scaling, factor)
+        if scaling == "yarn":
+            return Rope(kind, rot, base, scaling, factor, orig, magnitude)
+        raise UnsupportedError(
+            f"{display_path(h.file.path)}: rope scaling {printable(scaling)} is not supported yet"
+        )
+
+
+@dataclass(frozen=True)
+class Config:
+    """What every decoder here has. Letters: see `docs/arithmetic.md`."""
+
+    h: Hyper
+    n_layers: int
+    n_embd: int
+    n_ff: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    v_dim: int
+    n_ctx: int
+    n_vocab: int
+    eps: float
+    rope: Rope
+
+    @staticmethod
+    def read(file: GGUFFile, *, rope_kind: str) -> Config:
+        """From the file's metadata; `done` is left to the family, which may read more keys."""
+        h = Hyper(file)
+        n_embd, n_heads = h.int("embedding_length"), h.int("attention.head_count")
+        n_kv_heads = h.int("attention.head_count_kv", n_heads)
+        if n_heads % n_kv_heads:
+            raise h.wrong("attention.head_count_kv", f"a divisor of {n_heads}")
+        if not h.has("attention.key_length") and n_embd % n_heads:
+            raise h.wrong("attention.head_count", f"a divisor of {n_embd}")
+        head_dim = h.int("attention.key_length", max(n_embd // n_heads, 1))
+        n_ctx = h.int("context_length")
+        embedding = file.tensors.get("token_embd.weight")
+        return Config(
+            h=h,
+            n_layers=h.int("block_count"),
+            n_embd=n_embd,
+            n_ff=h.int("feed_forward_length"),
+            n_heads=n_heads,
+            n_kv_heads=n_kv_heads,
+            head_dim=head_dim,
+            v_dim=h.int("attention.value_length", max(n_embd // n_heads, 1)),
+            n_ctx=n_ctx,
+            n_vocab=embedding.shape[0] if embedding else 1,
+            eps=h.float("attention.layer_norm_rms_epsilon"),
+            rope=Rope.read(h, rope_kind, head_dim, n_ctx),
+        )
+
+    def cache(self, window: int | None = None) -> CacheSpec:
+        """The keys and values that one layer keeps."""
+        return CacheSpec("attention", self.n_kv_heads, self.head_dim, self.v_dim, window)
+
+    def meta(self, caches: dict[str, CacheSpec]) -> Meta:
+        """What the runtime must know."""
+        return Meta(
+            arch=self.h.arch,
+            n_ctx_train=self.n_ctx,
+            n_vocab=self.n_vocab,
+            n_layers=self.n_layers,
+            n_embd=self.n_embd,
+            n_heads=self.n_heads,
+            n_kv_heads=self.n_kv_heads,
+            head_dim=self.head_dim,
+            caches=caches,
+        )

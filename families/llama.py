@@ -1,0 +1,66 @@
+"""Llama and what is built like it: Mistral, SmolLM, TinyLlama, Mixtral (with experts).
+
+Per layer: norm, grouped-query attention with interleaved rope, norm, SwiGLU; each added to
+the residual. Variants a file may ask for: biases, a fused qkv matrix, a tied head, linear or
+YaRN rope scaling, frequency factors, experts in place of the feed-forward.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+
+from kinetic.families.common import (
+    attention_out,
+    embedding,
+    finish,
+    gated_ffn,
+    logits,
+    norm,
+    qkv,
+)
+from kinetic.families.config import Config
+from kinetic.ir.build import Builder
+from kinetic.ir.gguf import GGUFFile
+from kinetic.ir.graph import Graph, Node
+
+
+def build(file: GGUFFile) -> Graph:
+    """The graph of a llama file.
+
+    Raises: ModelFileError, UnsupportedError.
+    """
+    b, cfg = Builder(file), Config.read(file, rope_kind="norm")
+    n_experts = cfg.h.int("expert_count") if cfg.h.has("expert_count") else 0
+    n_used = cfg.h.int("expert_used_count") if n_experts else 0
+
+    caches = {}
+    x, table = embedding(b, cfg)  # [T, D]
+    factors = b.maybe_weight("rope_freqs.weight", (cfg.rope.rot // 2,))
+    for i in range(cfg.n_layers):
+        with b.scope(f"blk.{i}"):
+            caches[f"blk.{i}"] = cfg.cache()
+            h = norm(b, x, "attn_norm", cfg)
+            q, k, v = qkv(b, h, cfg)  # [T, H, Dh], [T, Hkv, Dh], [T, Hkv, Dv]
+            q = b.rope(q, factors, "q_rope", **cfg.rope.attrs())
+            k = b.rope(k, factors, "k_rope", **cfg.rope.attrs())
+            a = b.attention(q, k, v, scale=1 / sqrt(cfg.head_dim), cache=f"blk.{i}")
+            x = b.add(x, attention_out(b, a, cfg), "attn_residual")
+            h = norm(b, x, "ffn_norm", cfg)
+            y = moe(b, h, cfg, n_experts, n_used) if n_experts else gated_ffn(b, h, cfg)
+            x = b.add(x, y, "ffn_residual")
+    return finish(b, cfg, logits(b, x, table, cfg), caches)
+
+
+def moe(b: Builder, x: Node, cfg: Config, n_experts: int, n_used: int) -> Node:
+    """Mixtral's feed-forward: the weights of the chosen experts are made to sum to 1."""
+    e, f, d = n_experts, cfg.n_ff, cfg.n_embd
+    return b.op(
+        "experts",
+        x,
+        b.weight("ffn_gate_inp.weight", (e, d)),
+        b.weight("ffn_gate_exps.weight", (e, f, d)),
+        b.weight("ffn_up_exps.weight", (e, f, d)),
+        b.weight("ffn_down_exps.weight", (e, d, f)),
+        name="ffn_moe",
+        n_used=n_used,
+    )
