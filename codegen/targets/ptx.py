@@ -149,9 +149,7 @@ class PtxBuilder(Builder):
         )
 
     def reinterpret(self, a: Value, to: Type) -> Value:
-        return self._value(
-            to, f"bitcast {LLVM_TYPES[a.type]} {a.handle} to {LLVM_TYPES[to]}"
-        )
+        return self._value(to, f"bitcast {LLVM_TYPES[a.type]} {a.handle} to {LLVM_TYPES[to]}")
 
     def int_to_float(self, a: Value) -> Value:
         return self._value(F32, f"{'si' if a.type is I32 else 'ui'}tofp i32 {a.handle} to float")

@@ -340,9 +340,7 @@ class SpirvBuilder(Builder):
         return self._value(COMPARES[a.type][op], BOOL, _id(a.handle), _id(b.handle))
 
     def select(self, condition: Value, a: Value, b: Value) -> Value:
-        return self._value(
-            Op.Select, a.type, _id(condition.handle), _id(a.handle), _id(b.handle)
-        )
+        return self._value(Op.Select, a.type, _id(condition.handle), _id(a.handle), _id(b.handle))
 
     def reinterpret(self, a: Value, to: Type) -> Value:
         if self._type(a.type) == self._type(to):
@@ -396,7 +394,7 @@ class SpirvBuilder(Builder):
             [Op.ExecutionMode, self._main, Mode.LocalSize, self.kernel.workgroup, 1, 1],
         ]
         header += [[Op.ExecutionMode, self._main, mode, 32] for mode in self._modes]
-        code = [
+        code: list[list[int]] = [
             [Op.Function, void, self._main, 0, function],
             [Op.Label, self._entry],
             *self._locals,

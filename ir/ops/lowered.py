@@ -3,12 +3,15 @@
     activations   quantize  norm_quantize
     products      matmul  glu_matmul
     gates         glu  glu_quantize
+    attention     rope_write  attend
 
 Each meaning is the composition of the model ops that it replaces, so a pass is checked by
 `==` on the reference.
 """
 
 from __future__ import annotations
+
+import numpy as np
 
 from kinetic.ir.ops import arithmetic as ar
 from kinetic.ir.ops.model import check_activation, product_type
@@ -144,3 +147,90 @@ def glu_quantize(gate: Type, up: Type, *, act: str, block: int) -> Type:
 @glu_quantize.meaning
 def _(run: Run, gate: F32, up: F32, *, act: str, block: int) -> Quantized:
     return ar.quantize(ar.glu(gate, up, act), block)
+
+
+# ---- attention -----------------------------------------------------------------------------
+
+
+@op("lowered", writes=True)
+def rope_write(
+    q: Type,
+    k: Type,
+    v: Type,
+    q_norm: Type | None = None,
+    k_norm: Type | None = None,
+    factors: Type | None = None,
+    *,
+    cache: str,
+    eps: float = 0.0,
+    kind: str = "none",
+    rot: int = 0,
+    base: float = 0.0,
+    scaling: str | None = None,
+    factor: float = 1.0,
+    n_ctx_orig: int = 0,
+    attn_factor: float = 1.0,
+) -> Type:
+    """Norms and turns the heads of `q` and `k`, writes `k` and `v` into `cache`; the new `q`."""
+    found = tensor(q, "q", 3)
+    same(tensor(k, "k", 3).shape[2], found.shape[2], "width of k")
+    same(tensor(v, "v", 3).shape[:2], tensor(k, "k", 3).shape[:2], "rows and heads of v")
+    same(q_norm is None, k_norm is None, "norms of q and k")
+    return found
+
+
+@rope_write.meaning
+def _(
+    run: Run,
+    q: F32,
+    k: F32,
+    v: F32,
+    q_norm: Weight | None,
+    k_norm: Weight | None,
+    factors: Weight | None,
+    *,
+    cache: str,
+    eps: float,
+    kind: str,
+    rot: int,
+    base: float,
+    scaling: str | None,
+    factor: float,
+    n_ctx_orig: int,
+    attn_factor: float,
+) -> F32:
+    if q_norm is not None and k_norm is not None:
+        q, k = ar.rms_norm(q, ar.floats(q_norm), eps), ar.rms_norm(k, ar.floats(k_norm), eps)
+    if kind != "none":
+        freqs = None if factors is None else ar.floats(factors)
+        cos, sin = run.rope_table(rot, base, scaling, factor, n_ctx_orig, attn_factor, freqs)
+        q, k = ar.rope(q, cos, sin, kind), ar.rope(k, cos, sin, kind)
+    run.write(cache, k, v)
+    return q
+
+
+@op("lowered")
+def attend(
+    q: Type,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    cache: str,
+) -> Type:
+    """Attends along each row's own path in `cache`, which `rope_write` has written."""
+    return tensor(q, "q", 3)
+
+
+@attend.meaning
+def _(
+    run: Run, q: F32, *, scale: float, window: int | None, softcap: float | None, cache: str
+) -> F32:
+    out = np.empty_like(q)
+    for sequence in np.unique(run.rows.sequences):
+        mine = run.rows.sequences == sequence
+        keys, values = run.read(cache, int(sequence))
+        out[mine] = ar.attend(
+            q[mine], run.rows.positions[mine], keys, values, scale, window, softcap
+        )
+    return out

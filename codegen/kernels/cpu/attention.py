@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import kinetic.ir.math as kmath
-from kinetic.codegen.kernels.cpu.abi import (
+from kinetic.ir.cpu_abi import (
     PAGE,
     SEGMENT,
     STEP_PAGES,

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kinetic.codegen.kernels.cpu.abi import (
+from kinetic.ir.cpu_abi import (
     ACT32_SCALE,
     ACT32_SUM,
     ACT256_SCALE,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 
-from kinetic.codegen.kernels.cpu.abi import OP_BARRIER, OP_KERNEL, OP_SIZE, WORD
+from kinetic.ir.cpu_abi import OP_BARRIER, OP_KERNEL, OP_SIZE, WORD
 from kinetic.codegen.targets.llvm_ir import Function, Value
 
 # Offsets in the pool's control block; words that different threads write are on cache

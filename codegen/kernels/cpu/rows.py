@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import kinetic.ir.math as kmath
-from kinetic.codegen.kernels.cpu.abi import (
+from kinetic.ir.cpu_abi import (
     ACT32_SCALE,
     ACT32_SUM,
     ACT256_SCALE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kinetic.codegen.kernels.cpu.abi import KERNEL_ARGS, OP_ARGS, OP_COUNTER, WORD
+from kinetic.ir.cpu_abi import KERNEL_ARGS, OP_ARGS, OP_COUNTER, WORD
 from kinetic.codegen.targets.llvm_ir import Function, Value, lanes_of, scalar_of, vec
 from kinetic.codegen.targets.llvm_x86 import CpuTarget
 import kinetic.ir.math as kmath

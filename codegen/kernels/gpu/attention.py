@@ -39,12 +39,12 @@ class Heads:
 
 
 class Segments:
-    """Partial results: `m`, `l` f32 [T, H, S] and `acc` f32 [T, H, S, Dh]."""
+    """Partial results: `m`, `total` (the contract's `l`) f32 [T, H, S], `acc` f32 [T, H, S, Dh]."""
 
     def __init__(self, k: Builder, heads: Heads) -> None:
         self._k, self._heads = k, heads
         self.m = k.buffer("segment_m", F32)
-        self.l = k.buffer("segment_l", F32)
+        self.total = k.buffer("segment_total", F32)
         self.acc = k.buffer("segment_acc", F32)
 
     def number(self, row: Value, head: Value, segment: Value, segments: Value) -> Value:
@@ -97,7 +97,7 @@ def attention_segments(heads: Heads) -> Kernel:
             first = k.maximum(start, view.first)
             end = k.minimum(start + SEGMENT, view.length)
             m = k.variable(k.const(F32, NO_SCORE))
-            l = k.variable(k.const(F32, 0.0))
+            total = k.variable(k.const(F32, 0.0))
             acc = [k.variable(k.const(F32, 0.0)) for _ in channels]
 
             with k.loop(first >> TILE_SHIFT, (end + (TILE - 1)) >> TILE_SHIFT) as tile:
@@ -118,7 +118,7 @@ def attention_segments(heads: Heads) -> Kernel:
                 k.barrier()
 
                 m.value = m_new
-                l.value = l.value * decay + chain_sum(k, weights)
+                total.value = total.value * decay + chain_sum(k, weights)
                 for a in acc:
                     a.value = a.value * decay
                 add_values(k, heads, weights, v_pages, page, (low, high), channels, acc)
@@ -127,7 +127,7 @@ def attention_segments(heads: Heads) -> Kernel:
             number = out.number(row, head, segment, segments)
             with k.if_(thread.equals(0)):
                 out.m[number] = m.value
-                out.l[number] = l.value
+                out.total[number] = total.value
             store_channels(k, heads, out.acc, number * heads.head_dim, channels, acc)
 
     return Kernel(f"attention_segments_{heads.head_dim}", TILE, body)
@@ -144,19 +144,17 @@ def page_start(heads: Heads, page: Value, head: Value) -> Value:
     return (page * heads.n_kv_heads + kv_head) * (TILE * heads.head_dim)
 
 
-def score(
-    k: Builder, heads: Heads, q: Array, query: Value, keys: Array, key: Value
-) -> Value:
+def score(k: Builder, heads: Heads, q: Array, query: Value, keys: Array, key: Value) -> Value:
     """Scaled product of the query and one key: 4 chains over the head's channels."""
     chains = [k.variable(k.const(F32, 0.0)) for _ in range(SCORE_CHAINS)]
     with k.loop(0, heads.head_dim, SCORE_CHAINS) as channel:
         for c, chain in enumerate(chains):
             widened = k.half_to_float(keys[key + channel + c])
             chain.value = chain.value + q[query + channel + c] * widened
-    total = tree([chain.value for chain in chains]) * heads.scale
+    s = tree([chain.value for chain in chains]) * heads.scale
     if heads.softcap is None:
-        return total
-    return math.softcap(MathWords(k), total, heads.softcap, 1 / heads.softcap)
+        return s
+    return math.softcap(MathWords(k), s, heads.softcap, 1 / heads.softcap)
 
 
 def tree(chains: Sequence[Value]) -> Value:
@@ -233,18 +231,18 @@ def attention_merge(heads: Heads) -> Kernel:
             return parts.acc[number * heads.head_dim + k.minimum(channel, heads.head_dim - 1)]
 
         m = k.variable(parts.m[first])
-        l = k.variable(parts.l[first])
+        total = k.variable(parts.total[first])
         acc = [k.variable(channel_of(first, c)) for c in channels]
         with k.loop(1, view.segments) as segment:
             number = first + segment
             m_new = k.maximum(m.value, parts.m[number])
-            x = math.exp_nonpositive(MathWords(k), m.value - m_new)
-            y_ = math.exp_nonpositive(MathWords(k), parts.m[number] - m_new)
+            old = math.exp_nonpositive(MathWords(k), m.value - m_new)
+            new = math.exp_nonpositive(MathWords(k), parts.m[number] - m_new)
             m.value = m_new
-            l.value = l.value * x + parts.l[number] * y_
+            total.value = total.value * old + parts.total[number] * new
             for channel, a in zip(channels, acc, strict=True):
-                a.value = a.value * x + channel_of(number, channel) * y_
-        inverse = math.recip(MathWords(k), l.value)
+                a.value = a.value * old + channel_of(number, channel) * new
+        inverse = math.recip(MathWords(k), total.value)
         for a in acc:
             a.value = a.value * inverse
         store_channels(k, heads, y, (row * heads.n_heads + head) * heads.head_dim, channels, acc)
