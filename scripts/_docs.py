@@ -50,7 +50,13 @@ def formats_page() -> str:
     """Every weight format, by its declaration."""
     from kinetic.ir import quant
 
-    return quant.doc_table()
+    return (
+        f"# Weight formats\n\n{WRITTEN}\n"
+        "The tensor types Kinetic reads, by ggml's names, as `ir/quant/` declares them. A file "
+        "mixes several: Q4_K_M, for one, is mostly Q4_K with some Q6_K.\n\n"
+        f"{quant.doc_table().strip()}\n\n"
+        "[Add a weight format](add-a-quant.md) says how a new one joins.\n"
+    )
 
 
 PAGES: dict[str, Callable[[], str]] = {

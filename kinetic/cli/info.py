@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kinetic.ir.gguf import GGUFFile
 
 _NOT_YET = "(not supported yet)"
+_TOKENIZERS = ("gpt2", "llama")
 
 
 class Weights(NamedTuple):
@@ -38,6 +39,7 @@ class Tokenizer(NamedTuple):
     tokens: int
     bos: str | None
     eos: str | None
+    supported: bool
 
 
 class Info(NamedTuple):
@@ -176,13 +178,23 @@ def _tokenizer(metadata: Mapping[str, object]) -> Tokenizer | None:
 
     # A file may name a BOS token and also say that it is never put before a text.
     adds_bos = metadata.get("tokenizer.ggml.add_bos_token") is not False
+    pre = _text(metadata, "tokenizer.ggml.pre")
     return Tokenizer(
         model=model,
-        pre=_text(metadata, "tokenizer.ggml.pre"),
+        pre=pre,
         tokens=len(vocabulary),
         bos=token("bos", adds_bos),
         eos=token("eos"),
+        supported=_can_tokenize(model, pre),
     )
+
+
+def _can_tokenize(model: str, pre: str | None) -> bool:
+    if model != "gpt2":  # only byte-level BPE cuts text by named rules
+        return model in _TOKENIZERS
+    from kinetic.text.pretokenizers import SUPPORTED
+
+    return not pre or pre in SUPPORTED
 
 
 def _tokenizer_text(tokenizer: Tokenizer | None) -> str:
@@ -190,4 +202,5 @@ def _tokenizer_text(tokenizer: Tokenizer | None) -> str:
         return "none"
     kind = f"{tokenizer.model} ({tokenizer.pre})" if tokenizer.pre else tokenizer.model
     ends = f"BOS {tokenizer.bos or 'none'}, EOS {tokenizer.eos or 'none'}"
-    return f"{kind}, {tokenizer.tokens} tokens, {ends}"
+    missing = "" if tokenizer.supported else f" {_NOT_YET}"
+    return f"{kind}{missing}, {tokenizer.tokens} tokens, {ends}"

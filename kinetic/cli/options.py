@@ -192,6 +192,4 @@ def no_more_words(words: list[str], command: str) -> None:
     Raises: UsageError naming the first one.
     """
     if words:
-        raise UsageError(
-            f"kinetic {command} takes one model file, and {words[0]!r} is one too many."
-        )
+        raise UsageError(f"kinetic {command} takes one model; {words[0]!r} is a word too many.")

@@ -143,7 +143,7 @@ def test_llama_lines_work(theirs, ours):
 
 @pytest.mark.parametrize("flag", llama_flags.REFUSED)
 def test_flags_without_an_equivalent_say_so(flag):
-    with pytest.raises(UsageError, match="is a llama.cpp flag: "):
+    with pytest.raises(UsageError, match=r"is a llama\.cpp flag: "):
         build_parser().parse(["m", flag, "1", "hi"])
 
 

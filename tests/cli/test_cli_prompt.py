@@ -1,0 +1,43 @@
+"""What `kinetic run` takes for a prompt, before any model is loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "m.gguf"
+    path.touch()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("line", "input", "says"),
+    [
+        ([], "", "stdin held no prompt"),
+        ([], " \n", "stdin held no prompt"),
+        ([], b"caf\xe9", "not UTF-8 text at byte 3"),
+        (["hi", "-p", "hello"], "", "given twice"),
+        (["hi", "--raw", "--system", "Be brief."], "", "--raw sends no system prompt"),
+        (["hi", "--chat-template-kwargs", "{"], "", "takes a JSON object"),
+        (["hi", "--chat-template-kwargs", "[1]"], "", "takes a JSON object"),
+    ],
+)
+def test_a_prompt_that_cannot_be_used_is_a_usage_error(kinetic, model, line, input, says):
+    done = kinetic("run", model, *line, input=input)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_argument_bytes_that_are_not_text_are_told(kinetic, model):
+    done = kinetic("run", model, "caf\udce9")
+    assert done.returncode == 2
+    assert "not UTF-8 text at character 3" in done.stderr
+
+
+def test_an_empty_file_is_no_model(kinetic, model):
+    done = kinetic("run", model, "hi")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,104 @@
+"""`kinetic run`, `bench` and `show` on a tiny model, from the shell's side."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+tiny_models = pytest.importorskip("support.tiny_models")
+pytest.importorskip("kinetic.api")
+
+STATUS = re.compile(
+    r"\[(?P<n>\d+) tokens at [\d.-]+ tok/s; prompt (?P<p>\d+) tokens at [\d.-]+ tok/s "
+    r"on the CPU(?P<note>.*)\]\n"
+)
+GREEDY = ("--temp", "0", "-n", "5", "-t", "1")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    tiny_models.tiny_model("llama", 1, path)
+    return path
+
+
+def test_only_the_answer_goes_to_stdout(kinetic, model):
+    done = kinetic("run", model, "hello", *GREEDY)
+    assert done.returncode == 0, done.stderr
+    status = STATUS.fullmatch(done.stderr)
+    assert status, done.stderr
+    assert 0 < int(status["n"]) <= 5
+    assert status["note"] == ", no chat template: continued the text"
+    assert done.stdout.endswith("\n")
+    assert not done.stdout.endswith("\n\n") or done.stdout.strip() == ""
+
+
+def test_the_prompt_may_come_from_anywhere(kinetic, model):
+    answer = kinetic("run", model, "hello", *GREEDY).stdout
+    for line, stdin in (
+        ([*GREEDY, model, "hello"], ""),
+        ([model, *GREEDY, "hello"], ""),
+        ([*GREEDY, "-m", model, "-p", "hello"], ""),
+        ([*GREEDY, "-m", model, "hello"], ""),
+        ([model, *GREEDY, "--", "hello"], ""),
+        ([model, *GREEDY], "hello"),
+        ([model, *GREEDY], "hello\n"),
+        ([model, *GREEDY], "\ufeffhello\r\n"),
+    ):
+        done = kinetic("run", *line, input=stdin)
+        assert (done.returncode, done.stdout) == (0, answer), done.stderr
+
+
+def test_a_seed_repeats_with_any_number_of_threads(kinetic, model):
+    line = ("run", model, "hello", "--temp", "1", "--seed", "42", "-n", "8")
+    answers = {kinetic(*line, "-t", threads).stdout for threads in (1, 2)}
+    assert len(answers) == 1
+
+
+def test_a_base_model_takes_no_system_prompt(kinetic, model):
+    done = kinetic("run", model, "hello", "--system", "Be brief.", *GREEDY)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "has no chat template" in done.stderr
+
+
+def test_no_escape_byte_is_written(kinetic, model):
+    for env in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        done = kinetic("run", model, "hello", *GREEDY, env=env)
+        assert "\x1b" not in done.stderr
+
+
+@pytest.mark.parametrize("device", ["cuda", "vulkan"])
+def test_a_device_that_is_not_there_is_one_sentence(kinetic, model, device):
+    done = kinetic("run", model, "hello", "--device", device, *GREEDY)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("kinetic: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_bench_prints_json_alone(kinetic, model):
+    done = kinetic("bench", model, "--json", "-r", "1", "-t", "1")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["prefill_tokens_per_second"] > 0
+    assert result["decode_tokens_per_second"] > 0
+    assert result["peak_rss_bytes"] > 0
+    assert (result["backend"], result["threads"], result["repetitions"]) == ("cpu", 1, 1)
+
+
+def test_show_prints_the_ir_and_the_plan(kinetic, model):
+    ir = kinetic("show", model)
+    assert ir.returncode == 0, ir.stderr
+    assert "rms_norm" in ir.stdout
+    plan = kinetic("show", model, "--plan")
+    assert plan.returncode == 0, plan.stderr
+    assert plan.stdout != ir.stdout
+
+
+def test_show_names_what_there_is(kinetic, model):
+    names = kinetic("show", model, "--list")
+    assert names.returncode == 0, names.stderr
+    wrong = kinetic("show", model, "--after", "no-such-pass")
+    assert wrong.returncode in (1, 2)
+    assert wrong.stderr.startswith("kinetic: ")
