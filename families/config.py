@@ -46,18 +46,33 @@ class Hyper:
         """Whether the file sets this key."""
         return f"{self.arch}.{key}" in self.file.metadata
 
-    def int(self, key: str, default: int | None = None) -> int:
-        """A count, at least 1.
+    def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """A count of at least `least`.
 
-        Raises: ModelFileError where it is missing without a default, or not positive.
+        Raises: ModelFileError where it is missing without a default, or out of range.
         """
         full = self._key(key)
         value = self.file.get_int(full) if default is None else self.file.get_int(full, default)
-        if not 1 <= value < 1 << 31:
-            raise self._wrong(full, value, "a positive 32-bit count")
+        if not least <= value < 1 << 31:
+            raise self._wrong(full, value, f"a 32-bit count of at least {least}")
         return value
 
-    def float(self, key: str, default: float | None = None) -> float:
+    def sliding_layers(self, key: str, default: int, n_layers: int) -> list[bool]:
+        """Which layers slide: an array says it one by one, a number `n` that each `n`-th is full.
+
+        Raises: ModelFileError where an array is shorter than the model.
+        """
+        full = f"{self.arch}.{key}"
+        self._read.add(key)
+        found = self.file.metadata.get(full, default)
+        if isinstance(found, np.ndarray):
+            if len(found) < n_layers:
+                raise self.wrong(key, f"{n_layers} entries")
+            return [bool(flag) for flag in found[:n_layers]]
+        period = self.count(key, default)
+        return [i % period != period - 1 for i in range(n_layers)]
+
+    def number(self, key: str, default: float | None = None) -> float:
         """A finite number, as the shortest decimal that gives the same binary32.
 
         Raises: ModelFileError where it is missing without a default, or not finite.
@@ -68,7 +83,7 @@ class Hyper:
             raise self._wrong(full, value, "a finite number")
         return float(str(np.float32(value)))
 
-    def str(self, key: str, default: str) -> str:
+    def word(self, key: str, default: str) -> str:
         """A word."""
         return self.file.get_str(self._key(key), default)
 
@@ -132,20 +147,20 @@ class Rope:
     @staticmethod
     def read(h: Hyper, kind: str, head_dim: int, n_ctx: int) -> Rope:
         """From `rope.*`: base 10000 and all columns unless the file says otherwise."""
-        rot = h.int("rope.dimension_count", head_dim)
+        rot = h.count("rope.dimension_count", head_dim)
         if rot % 2 or rot > head_dim:
             raise h.wrong("rope.dimension_count", f"an even number up to {head_dim}")
-        base = h.float("rope.freq_base", 10000.0)
+        base = h.number("rope.freq_base", 10000.0)
         if base <= 0:
             raise h.wrong("rope.freq_base", "a positive number")
-        scaling = h.str("rope.scaling.type", "none")
-        factor = h.float("rope.scaling.factor", 1.0)
-        if factor <= 0:
-            raise h.wrong("rope.scaling.factor", "a positive number")
-        orig = h.int("rope.scaling.original_context_length", n_ctx)
-        magnitude = h.float("rope.scaling.attn_factor", 1.0)
+        scaling = h.word("rope.scaling.type", "none")
+        factor = h.number("rope.scaling.factor", 1.0)
+        orig = h.count("rope.scaling.original_context_length", n_ctx)
+        magnitude = h.number("rope.scaling.attn_factor", 1.0)
         if scaling == "none":
             return Rope(kind, rot, base)
+        if factor <= 0:
+            raise h.wrong("rope.scaling.factor", "a positive number")
         if scaling == "linear":
             return Rope(kind, rot, base, scaling, factor)
         if scaling == "yarn":
@@ -176,27 +191,27 @@ class Config:
     def read(file: GGUFFile, *, rope_kind: str) -> Config:
         """From the file's metadata; `done` is left to the family, which may read more keys."""
         h = Hyper(file)
-        n_embd, n_heads = h.int("embedding_length"), h.int("attention.head_count")
-        n_kv_heads = h.int("attention.head_count_kv", n_heads)
+        n_embd, n_heads = h.count("embedding_length"), h.count("attention.head_count")
+        n_kv_heads = h.count("attention.head_count_kv", n_heads)
         if n_heads % n_kv_heads:
             raise h.wrong("attention.head_count_kv", f"a divisor of {n_heads}")
         if not h.has("attention.key_length") and n_embd % n_heads:
             raise h.wrong("attention.head_count", f"a divisor of {n_embd}")
-        head_dim = h.int("attention.key_length", max(n_embd // n_heads, 1))
-        n_ctx = h.int("context_length")
+        head_dim = h.count("attention.key_length", max(n_embd // n_heads, 1))
+        n_ctx = h.count("context_length")
         embedding = file.tensors.get("token_embd.weight")
         return Config(
             h=h,
-            n_layers=h.int("block_count"),
+            n_layers=h.count("block_count"),
             n_embd=n_embd,
-            n_ff=h.int("feed_forward_length"),
+            n_ff=h.count("feed_forward_length"),
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
             head_dim=head_dim,
-            v_dim=h.int("attention.value_length", max(n_embd // n_heads, 1)),
+            v_dim=h.count("attention.value_length", max(n_embd // n_heads, 1)),
             n_ctx=n_ctx,
             n_vocab=embedding.shape[0] if embedding else 1,
-            eps=h.float("attention.layer_norm_rms_epsilon"),
+            eps=h.number("attention.layer_norm_rms_epsilon"),
             rope=Rope.read(h, rope_kind, head_dim, n_ctx),
         )
 

@@ -1,8 +1,8 @@
 """Gemma 3: norms before and after each half, GELU, and layers that see only a window.
 
-Of every `pattern` layers the last is full, the others slide over `window` positions with a
-rope base of their own and no rope scaling. Embeddings are scaled by sqrt(D), query and key
-heads are normed before rope, the head is the embedding.
+Of every six layers (or as the file says) the last is full; the others slide over a window of
+positions, with a rope base of their own and no rope scaling. Embeddings are scaled by sqrt(D),
+query and key heads are normed before rope, the head is the embedding.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ def build(file: GGUFFile) -> Graph:
     """
     b, cfg = Builder(file), Config.read(file, rope_kind="neox")
     sliding = (
-        cfg.h.int("attention.sliding_window") if cfg.h.has("attention.sliding_window") else None
+        cfg.h.count("attention.sliding_window") if cfg.h.has("attention.sliding_window") else None
     )
-    pattern = cfg.h.int("attention.sliding_window_pattern", 6)
-    local = Rope("neox", cfg.rope.rot, cfg.h.float("rope.freq_base_swa", 10000.0))
-    cap = cfg.h.float("final_logit_softcapping", 0.0)
+    slides = cfg.h.sliding_layers("attention.sliding_window_pattern", 6, cfg.n_layers)
+    local = Rope("neox", cfg.rope.rot, cfg.h.number("rope.freq_base_swa", 10000.0))
+    cap = cfg.h.number("final_logit_softcapping", 0.0)
     query_width = cfg.n_embd // cfg.n_heads if cfg.n_layers == LAYERS_27B else cfg.head_dim
 
     caches = {}
     x, table = embedding(b, cfg)
     x = b.scale(x, sqrt(cfg.n_embd), "inp_scaled")  # [T, D]
     for i in range(cfg.n_layers):
-        full = sliding is None or i % pattern == pattern - 1
+        full = sliding is None or not slides[i]
         window, rope = (None, cfg.rope) if full else (sliding, local)
         with b.scope(f"blk.{i}"):
             caches[f"blk.{i}"] = cfg.cache(window)

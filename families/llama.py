@@ -30,8 +30,10 @@ def build(file: GGUFFile) -> Graph:
     Raises: ModelFileError, UnsupportedError.
     """
     b, cfg = Builder(file), Config.read(file, rope_kind="norm")
-    n_experts = cfg.h.int("expert_count") if cfg.h.has("expert_count") else 0
-    n_used = cfg.h.int("expert_used_count") if n_experts else 0
+    n_experts = cfg.h.count("expert_count", 0, least=0)
+    n_used = cfg.h.count("expert_used_count", 0, least=0)
+    if not 0 <= n_used <= n_experts or (n_experts and not n_used):
+        raise cfg.h.wrong("expert_used_count", f"between 1 and {n_experts}")
 
     caches = {}
     x, table = embedding(b, cfg)  # [T, D]

@@ -9,6 +9,7 @@ computed twice: the first name wins.
 
 from __future__ import annotations
 
+import builtins
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +26,7 @@ from kinetic.ir.ops.spec import OPS, Attr, OpSpec, RuleError
 from kinetic.ir.printer import print_graph
 from kinetic.ir.types import Type
 
-A = TypeVar("A", bool, int, float, str)
+A = TypeVar("A", bound=bool | int | float | str)
 
 NAME = re.compile(r"[A-Za-z0-9_.\-]*")
 """What a value may be called; the empty name is for drafts that never print."""
@@ -105,14 +106,14 @@ class Node:
                 return node
         raise InternalError(f"op {self.op} has no parameter {name!r}")
 
-    def get(self, name: str, kind: type[A]) -> A:
+    def get(self, name: str, kind: builtins.type[A]) -> A:
         """The attribute, which must be of that type: `node.get("eps", float)`."""
         value = self.attrs[name]
         if not isinstance(value, kind):
             raise InternalError(f"%{self.name} = {self.op}: {name} is {value!r}")
         return value
 
-    def optional(self, name: str, kind: type[A]) -> A | None:
+    def optional(self, name: str, kind: builtins.type[A]) -> A | None:
         """The attribute, or None where it is null."""
         return None if self.attrs[name] is None else self.get(name, kind)
 

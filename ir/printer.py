@@ -38,7 +38,13 @@ def print_graph(graph: Graph) -> str:
     lines += [f"cache {attr_text(n)} : {_cache(c)}" for n, c in meta.caches.items()]
     nodes = list(dict.fromkeys([*graph.inputs, *graph.nodes]))
     lines += ["", *(node_text(n) for n in nodes if n.op == "weight")]
-    lines += ["", *(node_text(n) for n in nodes if n.op != "weight")]
+    block = ""
+    for node in nodes:
+        if node.op != "weight":
+            if _block(node) != block:
+                lines.append("")
+                block = _block(node)
+            lines.append(node_text(node))
     lines += ["", "return " + ", ".join(f"{k}=%{n.name}" for k, n in graph.outputs.items())]
     return "\n".join(lines) + "\n"
 
@@ -57,6 +63,12 @@ def node_text(node: Node) -> str:
         if p.required or value_text != attr_text(p.default):
             parts.append(f"{p.name}={value_text}")
     return f"{head} = {node.op}({', '.join(parts)})"
+
+
+def _block(node: Node) -> str:
+    """`blk.3` of `blk.3.attn_q`: a blank line goes where this changes."""
+    parts = node.name.split(".")
+    return ".".join(parts[:2]) if len(parts) > 2 and parts[1].isdigit() else "-"
 
 
 def plain_weight(name: str, attrs: Mapping[str, object]) -> dict[str, object]:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from kinetic.errors import InternalError
-from kinetic.ir import rope_tables
 from kinetic.ir.gguf import GGUFFile
 from kinetic.ir.graph import Graph, Node
 from kinetic.ir.ops.spec import F32, Array, Rows, Weight
@@ -20,7 +19,7 @@ from kinetic.ir.quant import FORMATS
 
 __all__ = ["Reference", "Rows", "Weight", "rows", "weights_of"]
 
-KV_TYPES = {"f16": np.float16, "f32": np.float32}
+KV_TYPES: dict[str, type[np.floating]] = {"f16": np.float16, "f32": np.float32}
 """What keys and values are rounded to when they are written."""
 
 Watch = Callable[[Node, object], None]
@@ -89,7 +88,6 @@ class Reference:
         self._kv = KV_TYPES[kv_type]
         self._loaded: dict[str, Weight] = {}
         self._caches: dict[tuple[str, int], _Cache] = {}
-        self._tables: dict[tuple[object, ...], tuple[F32, F32]] = {}
         self.rows = rows([])
 
     def step(self, rows: Rows, watch: Watch | None = None) -> dict[str, F32]:
@@ -137,16 +135,3 @@ class Reference:
         found = self._caches[cache, sequence]
         n = found.length
         return found.k[:n].astype(np.float32), found.v[:n].astype(np.float32)
-
-    def rope_table(
-        self,
-        rot: int,
-        base: float,
-        scaling: str | None,
-        factor: float,
-        n_ctx_orig: int,
-        attn_factor: float,
-        factors: F32 | None,
-    ) -> tuple[F32, F32]:
-        """`cos` and `sin` at each row's position."""
-        raise NotImplementedError

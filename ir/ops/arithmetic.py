@@ -19,6 +19,8 @@ from kinetic.ir.ops.spec import F32, Array, Quantized, RuleError, Weight
 from kinetic.ir.quant import decode
 from kinetic.ir.quant.base import BlockFormat, FloatFormat
 
+Flags = npt.NDArray[np.bool_]
+
 TILE = 64
 """Positions of an attention tile."""
 SEGMENT = 512
@@ -269,10 +271,11 @@ def attend(
             state = _State.fresh(len(q), q.shape[1], values.shape[2])
             for tile in range(segment, min(segment + SEGMENT, total), TILE):
                 at = tile + np.arange(TILE)
-                visible = at <= positions[:, None]
+                behind = positions[:, None] - at
+                visible: Flags = behind >= 0
                 if window is not None:
-                    visible &= positions[:, None] - at < window
-                live = visible.any(axis=1)
+                    visible = visible & (behind < window)
+                live: Flags = np.asarray(visible.any(axis=1))
                 if live.any():
                     k, v = (_tile(part, tile, q.shape[1]) for part in (keys, values))
                     s = dot_chains(q[live][:, :, None], k) * np.float32(scale)
@@ -294,7 +297,7 @@ def _tile(part: F32, start: int, heads: int) -> F32:
 class _State:
     """Running maximum, sum and weighted values `[T, H]`, `[T, H]`, `[T, H, Dv]`."""
 
-    def __init__(self, top: F32, total: F32, acc: F32, seen: npt.NDArray[np.bool_]) -> None:
+    def __init__(self, top: F32, total: F32, acc: F32, seen: Flags) -> None:
         self.top, self.total, self.acc, self.seen = top, total, acc, seen
 
     @staticmethod
@@ -307,7 +310,7 @@ class _State:
             np.zeros(rows, np.bool_),
         )
 
-    def walk(self, live: npt.NDArray[np.bool_], s: F32, visible: Array, v: F32) -> None:
+    def walk(self, live: Flags, s: F32, visible: Array, v: F32) -> None:
         """Take in one tile for the rows in `live`: scores `[live, H, TILE]`."""
         top = maximum(self.top[live], np.where(visible, s, -np.inf).max(axis=-1))
         a = exp(self.top[live] - top)
@@ -351,7 +354,7 @@ def experts(
     """Softmax over all experts in index order, the best `n_used`, summed in index order."""
     logits = linear(x, gate_inp)
     with np.errstate(all="ignore"):
-        top = logits[:, 0]
+        top: F32 = logits[:, 0]
         for e in range(1, logits.shape[1]):
             top = maximum(top, logits[:, e])
         share = exp(logits - top[:, None])
@@ -361,12 +364,12 @@ def experts(
         np.put_along_axis(chosen, best, True, axis=1)
         if norm_weights:
             kept = chain_sum(np.where(chosen, share, np.float32(0)), 1)
-            share = share * recip(maximum(kept, EXPERT_SUM_FLOOR))[:, None]
+            share = share * recip(maximum(kept, np.full_like(kept, EXPERT_SUM_FLOOR)))[:, None]
         out = np.zeros((len(x), down.shape[1]), np.float32)
         started = np.zeros(len(x), np.bool_)
-        for e in np.flatnonzero(chosen.any(axis=0)):
+        for e in np.flatnonzero(chosen.any(axis=0)).tolist():
             mine = chosen[:, e]
-            parts = [_expert(w, int(e)) for w in (gate, up, down)]
+            parts = [_expert(w, e) for w in (gate, up, down)]
             h = glu(linear(x[mine], parts[0]), linear(x[mine], parts[1]), act)
             y = linear(h, parts[2]) * share[mine, e, None]
             out[mine] = np.where(started[mine, None], out[mine] + y, y)

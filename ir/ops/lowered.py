@@ -14,21 +14,22 @@ from __future__ import annotations
 import numpy as np
 
 from kinetic.ir.ops import arithmetic as ar
-from kinetic.ir.ops.model import check_activation, product_type
+from kinetic.ir.ops.model import check_activation, product_type, rope_at, rope_scaling
 from kinetic.ir.ops.spec import (
     F32,
-    FLOAT_FORMATS,
     Quantized,
     RuleError,
     Run,
     Weight,
     extent,
+    format_of,
     op,
     same,
     tensor,
     vector,
     weight_of,
 )
+from kinetic.ir.quant.base import FloatFormat
 from kinetic.ir.types import QuantType, TensorType, Type
 
 BLOCKS = (32, 256)
@@ -46,13 +47,15 @@ def quantized_type(x: TensorType, block: int) -> QuantType:
 
 
 def check_activations_of(x: Type, W: Type) -> None:
-    """Block formats take quantized rows, float formats plain ones.
+    """Block formats take rows quantized in their own block, float formats plain rows.
 
     Raises: RuleError.
     """
-    plain = weight_of(W, "W", 2).format_name in FLOAT_FORMATS
-    if plain == isinstance(x, QuantType):
-        raise RuleError("x", "f32 rows" if plain else "quantized rows", x)
+    fmt = format_of(weight_of(W, "W", 2))
+    block = None if isinstance(fmt, FloatFormat) else fmt.values
+    if block != (x.block if isinstance(x, QuantType) else None):
+        rows = f"rows quantized in blocks of {block}" if block else "f32 rows"
+        raise RuleError("x", f"{rows} for {fmt.name}", x)
 
 
 # ---- activations -------------------------------------------------------------------------
@@ -202,8 +205,8 @@ def _(
     if q_norm is not None and k_norm is not None:
         q, k = ar.rms_norm(q, ar.floats(q_norm), eps), ar.rms_norm(k, ar.floats(k_norm), eps)
     if kind != "none":
-        freqs = None if factors is None else ar.floats(factors)
-        cos, sin = run.rope_table(rot, base, scaling, factor, n_ctx_orig, attn_factor, freqs)
+        how = rope_scaling(scaling, factor, n_ctx_orig, attn_factor)
+        cos, sin = rope_at(run, rot, base, how, factors)
         q, k = ar.rope(q, cos, sin, kind), ar.rope(k, cos, sin, kind)
     run.write(cache, k, v)
     return q

@@ -24,12 +24,14 @@ from kinetic.ir.ops.spec import (
     Weight,
     activations,
     extent,
+    format_of,
     op,
     same,
     tensor,
     vector,
     weight_of,
 )
+from kinetic.ir.rope_tables import RopeScaling, rope_table
 from kinetic.ir.types import DType, TensorType, Type, WeightType, f32
 
 # ---- inputs ------------------------------------------------------------------------------
@@ -55,8 +57,11 @@ def weight(
     rows: tuple[int, int] | None = None,
 ) -> Type:
     """A tensor of the file; `rows=(start, count)` takes a range of its first axis."""
+    whole = WeightType(format, shape)
+    if shape[-1] % format_of(whole).values:
+        raise RuleError("shape", f"rows of whole {format} blocks", shape)
     if rows is None:
-        return WeightType(format, shape)
+        return whole
     start, count = rows
     if start < 0 or count < 1 or start + count > shape[0]:
         raise RuleError("rows", f"a range within 0..{shape[0]}", rows)
@@ -266,6 +271,10 @@ def rope(
         raise RuleError("kind", '"norm" or "neox"', kind)
     if scaling not in (None, "linear", "yarn"):
         raise RuleError("scaling", '"linear", "yarn" or none', scaling)
+    if base <= 0 or factor <= 0:
+        raise RuleError("base and factor", "numbers above 0", (base, factor))
+    if scaling == "yarn" and n_ctx_orig < 1:
+        raise RuleError("n_ctx_orig", "at least 1", n_ctx_orig)
     if rot < 2 or rot % 2 or rot > extent(found, "x"):
         raise RuleError("rot", f"an even number in 2..{extent(found, 'x')}", rot)
     if factors is not None:
@@ -287,9 +296,27 @@ def _(
     n_ctx_orig: int,
     attn_factor: float,
 ) -> F32:
-    freqs = None if factors is None else ar.floats(factors)
-    cos, sin = run.rope_table(rot, base, scaling, factor, n_ctx_orig, attn_factor, freqs)
-    return ar.rope(x, cos, sin, kind)
+    how = rope_scaling(scaling, factor, n_ctx_orig, attn_factor)
+    return ar.rope(x, *rope_at(run, rot, base, how, factors), kind)
+
+
+def rope_scaling(
+    scaling: str | None, factor: float, n_ctx_orig: int, attn_factor: float
+) -> RopeScaling:
+    """What the attributes of a `rope` say, as the tables take it."""
+    if scaling == "linear":
+        return RopeScaling("linear", factor)
+    if scaling == "yarn":
+        return RopeScaling("yarn", factor, n_ctx_orig, attn_factor)
+    return RopeScaling()
+
+
+def rope_at(
+    run: Run, rot: int, base: float, scaling: RopeScaling, factors: Weight | None
+) -> tuple[F32, F32]:
+    """`cos` and `sin` `[T, rot / 2]` at each row's position."""
+    divisors = None if factors is None else ar.floats(factors)
+    return rope_table(run.rows.positions, rot, base, scaling=scaling, freq_factors=divisors)
 
 
 @op("model", writes=True)

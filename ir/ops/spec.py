@@ -29,7 +29,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kinetic.errors import InternalError
-from kinetic.ir.quant.base import Format
+from kinetic.ir.quant import FORMATS
+from kinetic.ir.quant.base import FloatFormat, Format
 from kinetic.ir.types import DType, QuantType, TensorType, Type, WeightType
 
 Attr = None | bool | int | float | str | tuple["Attr", ...]
@@ -95,18 +96,6 @@ class Run(Protocol):
 
     def read(self, cache: str, sequence: int) -> tuple[F32, F32]:
         """Keys and values `[positions, Hkv, Dh]` of a sequence, widened to f32."""
-
-    def rope_table(
-        self,
-        rot: int,
-        base: float,
-        scaling: str | None,
-        factor: float,
-        n_ctx_orig: int,
-        attn_factor: float,
-        factors: F32 | None,
-    ) -> tuple[F32, F32]:
-        """`cos` and `sin` `[T, rot / 2]` at each row's position."""
 
 
 # ---- the op itself -----------------------------------------------------------------------
@@ -309,5 +298,16 @@ def activations(x: Type | None, where: str) -> TensorType | QuantType:
     return tensor(x, where)
 
 
-FLOAT_FORMATS = ("F32", "F16", "BF16")
+FLOAT_FORMATS = tuple(f.name for f in FORMATS.values() if isinstance(f, FloatFormat))
 """Formats that hold plain floats, whose products take f32 activations."""
+
+
+def format_of(w: WeightType) -> Format:
+    """The declaration of a weight's format.
+
+    Raises: RuleError.
+    """
+    found = FORMATS.get(w.format_name)
+    if found is None:
+        raise RuleError("format", f"one of {', '.join(FORMATS)}", w.format_name)
+    return found
