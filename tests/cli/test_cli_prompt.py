@@ -35,9 +35,3 @@ def test_argument_bytes_that_are_not_text_are_told(kinetic, model):
     done = kinetic("run", model, "caf\udce9")
     assert done.returncode == 2
     assert "not UTF-8 text at character 3" in done.stderr
-
-
-def test_an_empty_file_is_no_model(kinetic, model):
-    done = kinetic("run", model, "hi")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.count("\n") == 1

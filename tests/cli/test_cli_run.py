@@ -77,6 +77,14 @@ def test_a_device_that_is_not_there_is_one_sentence(kinetic, model, device):
     assert done.stderr.count("\n") == 1
 
 
+def test_an_empty_file_is_no_model(kinetic, tmp_path):
+    (tmp_path / "m.gguf").touch()
+    done = kinetic("run", tmp_path / "m.gguf", "hi")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("kinetic: ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_bench_prints_json_alone(kinetic, model):
     done = kinetic("bench", model, "--json", "-r", "1", "-t", "1")
     assert done.returncode == 0, done.stderr
