@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 import numpy as np
 import vulkan as vk
@@ -21,6 +22,15 @@ from kinetic.codegen.targets import spirv
 API_VERSION = vk.VK_MAKE_VERSION(1, 3, 0)
 FOREVER = 2**63
 """Nanoseconds to wait for a dispatch."""
+
+
+@dataclass
+class Pipeline:
+    """A kernel that the driver has compiled; kept until the process ends."""
+
+    set_layout: object
+    layout: object
+    pipeline: object
 
 
 class VulkanRunner:
@@ -40,6 +50,7 @@ class VulkanRunner:
         pool = vk.VkCommandPoolCreateInfo(queueFamilyIndex=self._family)
         self._commands = vk.vkCreateCommandPool(self._device, pool, None)
         self._code: dict[Kernel, GpuCode] = {}
+        self._pipelines: dict[Kernel, Pipeline] = {}
 
     def code(self, kernel: Kernel) -> GpuCode:
         """The kernel's module, built once."""
@@ -58,10 +69,10 @@ class VulkanRunner:
         code = self.code(kernel)
         with ExitStack() as later:
             bound = [self._buffer(buffers[slot.name], later) for slot in code.buffers]
-            layout, pipeline, set_layout = self._pipeline(code, later)
-            descriptors = self._descriptors(set_layout, bound, later)
+            pipeline = self._pipeline(kernel)
+            descriptors = self._descriptors(pipeline, bound, later)
             constants = pack_params(code.params, params)
-            self._dispatch(layout, pipeline, descriptors, constants, grid, later)
+            self._dispatch(pipeline, descriptors, constants, grid, later)
             for slot, (_, _, view) in zip(code.buffers, bound, strict=True):
                 array = buffers[slot.name]
                 if array.flags.writeable:
@@ -151,7 +162,12 @@ class VulkanRunner:
                 return index
         raise LookupError("the device has no coherent memory that the host sees")
 
-    def _pipeline(self, code: GpuCode, later: ExitStack) -> tuple[object, object, object]:
+    def _pipeline(self, kernel: Kernel) -> Pipeline:
+        if kernel not in self._pipelines:
+            self._pipelines[kernel] = self._compile(self.code(kernel))
+        return self._pipelines[kernel]
+
+    def _compile(self, code: GpuCode) -> Pipeline:
         stage = vk.VK_SHADER_STAGE_COMPUTE_BIT
         bindings = [
             vk.VkDescriptorSetLayoutBinding(
@@ -165,7 +181,6 @@ class VulkanRunner:
         set_layout = vk.vkCreateDescriptorSetLayout(
             self._device, vk.VkDescriptorSetLayoutCreateInfo(pBindings=bindings), None
         )
-        self._later(later, vk.vkDestroyDescriptorSetLayout, set_layout)
         ranges = None
         if code.params:
             ranges = [vk.VkPushConstantRange(stageFlags=stage, offset=0, size=4 * len(code.params))]
@@ -174,21 +189,19 @@ class VulkanRunner:
             vk.VkPipelineLayoutCreateInfo(pSetLayouts=[set_layout], pPushConstantRanges=ranges),
             None,
         )
-        self._later(later, vk.vkDestroyPipelineLayout, layout)
         shader = vk.vkCreateShaderModule(
             self._device,
             vk.VkShaderModuleCreateInfo(codeSize=len(code.code), pCode=code.code),
             None,
         )
-        self._later(later, vk.vkDestroyShaderModule, shader)
         entry = vk.VkPipelineShaderStageCreateInfo(stage=stage, module=shader, pName="main")
         info = vk.VkComputePipelineCreateInfo(stage=entry, layout=layout)
         pipeline = vk.vkCreateComputePipelines(self._device, None, 1, [info], None)[0]
-        self._later(later, vk.vkDestroyPipeline, pipeline)
-        return layout, pipeline, set_layout
+        vk.vkDestroyShaderModule(self._device, shader, None)
+        return Pipeline(set_layout, layout, pipeline)
 
     def _descriptors(
-        self, layout: object, bound: list[tuple[object, int, np.ndarray]], later: ExitStack
+        self, pipeline: Pipeline, bound: list[tuple[object, int, np.ndarray]], later: ExitStack
     ) -> object:
         kind = vk.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
         pool = vk.vkCreateDescriptorPool(
@@ -200,7 +213,9 @@ class VulkanRunner:
             None,
         )
         self._later(later, vk.vkDestroyDescriptorPool, pool)
-        allocate = vk.VkDescriptorSetAllocateInfo(descriptorPool=pool, pSetLayouts=[layout])
+        allocate = vk.VkDescriptorSetAllocateInfo(
+            descriptorPool=pool, pSetLayouts=[pipeline.set_layout]
+        )
         descriptors = vk.vkAllocateDescriptorSets(self._device, allocate)[0]
         writes = [
             vk.VkWriteDescriptorSet(
@@ -218,8 +233,7 @@ class VulkanRunner:
 
     def _dispatch(
         self,
-        layout: object,
-        pipeline: object,
+        pipeline: Pipeline,
         descriptors: object,
         constants: bytes,
         grid: tuple[int, int, int],
@@ -234,12 +248,12 @@ class VulkanRunner:
         later.callback(vk.vkFreeCommandBuffers, self._device, self._commands, 1, [commands])
         vk.vkBeginCommandBuffer(commands, vk.VkCommandBufferBeginInfo())
         point = vk.VK_PIPELINE_BIND_POINT_COMPUTE
-        vk.vkCmdBindPipeline(commands, point, pipeline)
-        vk.vkCmdBindDescriptorSets(commands, point, layout, 0, 1, [descriptors], 0, None)
+        vk.vkCmdBindPipeline(commands, point, pipeline.pipeline)
+        vk.vkCmdBindDescriptorSets(commands, point, pipeline.layout, 0, 1, [descriptors], 0, None)
         if constants:
             lib.vkCmdPushConstants(
                 commands,
-                layout,
+                pipeline.layout,
                 vk.VK_SHADER_STAGE_COMPUTE_BIT,
                 0,
                 len(constants),
