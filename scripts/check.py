@@ -30,10 +30,10 @@ class Step(NamedTuple):
 
 def steps(site: str) -> tuple[Step, ...]:
     """The checks, the quick ones first."""
-    ruff, docs = ("-m", "ruff"), ("scripts/_docs.py",)
+    ruff, docs, brief = ("-m", "ruff"), ("scripts/_docs.py",), ("--output-format", "concise")
     return (
-        Step("format", (*ruff, "format", "--check", "."), (*ruff, "format", ".")),
-        Step("lint", (*ruff, "check", "."), (*ruff, "check", "--fix", ".")),
+        Step("format", (*ruff, "format", "--check", *brief, "."), (*ruff, "format", ".")),
+        Step("lint", (*ruff, "check", *brief, "."), (*ruff, "check", "--fix", ".")),
         Step("docs", (*docs, "--check"), docs),
         Step("book", ("-m", "mkdocs", "build", "-q", "--strict", "-d", site)),
         Step("imports", ("-c", "from importlinter.cli import lint_imports_command as c; c()")),
