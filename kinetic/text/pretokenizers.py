@@ -55,7 +55,7 @@ def rules_for(name: str | None) -> Rules:
 
     *Raises*: UnsupportedError for a name that is not known.
     """
-    key = "default" if not name else name
+    key = name or "default"
     found = _NAMES.get(key)
     if found is None:
         raise UnsupportedError(f'unsupported pre-tokenizer "{key}"')

@@ -9,6 +9,7 @@ Ids equal llama.cpp's for the same file, since that is what GGUF vocabularies me
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from kinetic.text.vocab import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Met
 from kinetic.text.wpm import WpmModel
 
 _SPACE = "\u2581".encode()
+_SURROGATES = re.compile("[\ud800-\udfff]")
 _CACHED_TOKENS = 1 << 16
 
 
@@ -131,17 +133,16 @@ class Tokenizer:
         architecture = self._gguf.get_str("general.architecture", "")
         find = self.vocab.find
         masks: tuple[str, ...] = ()
-        if (
-            self.pre and any(p in self.pre for p in ("jina-v2-de", "jina-v2-es", "jina-v2-code"))
-        ) or architecture in ("nomic-bert-moe", "jina-bert-v3"):
+        if any(p in (self.pre or "") for p in ("jina-v2-de", "jina-v2-es", "jina-v2-code")):
             masks = ("<mask>",)
-        elif "phi-3" in name or "phi3" in name:
-            kept = {find(t) for t in ("<unk>", "<s>", "<|endoftext|>")}
-            return set(), {*special, *filter(None, [find("</s>")])} - {
-                i for i in kept if i is not None
-            }
+        elif architecture in ("nomic-bert-moe", "jina-bert-v3"):
+            masks = ("<mask>",)
         elif "modern-bert" in name:
             masks = ("[MASK]",)
+        elif "phi-3" in name or "phi3" in name:
+            stripping = {*special, find("</s>")}
+            kept = {find(t) for t in ("<unk>", "<s>", "<|endoftext|>")}
+            return set(), {i for i in stripping - kept if i is not None}
         return {i for i in map(find, masks) if i is not None}, set()
 
     @functools.cached_property
@@ -211,7 +212,7 @@ class Tokenizer:
     ) -> list[int]:
         if not text.isascii():
             # A lone surrogate is no character; JSON can still deliver one.
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            text = _SURROGATES.sub("\ufffd", text)
         out: list[int] = []
         if add_special and (self.add_bos or self.kind == "bert") and self.bos_id is not None:
             out.append(self.bos_id)
