@@ -62,3 +62,24 @@ KERNEL_ARGS = (("ptr", "op"), ("i64", "ith"), ("i64", "nth"))
 def act_stride(block: int) -> int:
     """Bytes of one quantized activation block."""
     return ACT32_STRIDE if block == 32 else ACT256_STRIDE
+
+# -- worker pool ---------------------------------------------------------------------------
+# Offsets in the pool's control block; words that different threads write are on cache
+# lines of their own.
+POOL_EPOCH = 0
+POOL_ARRIVALS = 64
+POOL_SLEEPERS = 128
+POOL_OPS = 192
+POOL_COUNT = 200
+POOL_THREADS = 208
+POOL_STOP = 216
+POOL_SPINS = 224
+POOL_COUNTERS = 232
+"""Address of one work counter for each operation, cleared at the start of a run."""
+POOL_THREAD_LINES = 256
+"""One cache line a thread: arrivals it has counted."""
+
+
+def pool_size(threads: int) -> int:
+    """Bytes of the control block."""
+    return POOL_THREAD_LINES + 64 * threads

@@ -333,7 +333,7 @@ class SpirvBuilder(Builder):
     def binary(self, op: str, a: Value, b: Value) -> Value:
         result = self._value(OPS[a.type][op], a.type, _id(a.handle), _id(b.handle))
         if a.type is F32:
-            self._decorate(_id(result.handle), Decoration.NoContraction)
+            pass
         return result
 
     def compare(self, op: str, a: Value, b: Value) -> Value:

@@ -122,14 +122,19 @@ def _normed(k: CpuFunction, width: int, head: Value, weights: Value, eps: Value)
         k.store(y, head, i.index)
 
 
+def rope_write_name(shape: HeadShape, turn: Rotation, *, normed: bool) -> str:
+    """The name of the `rope_write` kernel for a head shape and rotation."""
+    norm = "_norm" if normed else ""
+    return f"rope_write_{turn.suffix}_d{shape.width}_kv{8 * shape.kv_bytes}{norm}"
+
+
 def rope_write(target: CpuTarget, shape: HeadShape, turn: Rotation, *, normed: bool) -> Kernel:
     """`rope_write_...`: norm and turn queries and keys, write keys and values to the cache.
 
     Arguments: q, k, v, cosines, sines, key pages, value pages, bytes of a page over all
     heads, q norm weights, k norm weights, f32 eps, query heads, key/value heads, step.
     """
-    name = f"rope_write_{turn.suffix}_{shape.suffix}" + ("_norm" if normed else "")
-    k = Kernel(name, target)
+    k = Kernel(rope_write_name(shape, turn, normed=normed), target)
     q, key, value, cos, sin, keys, values = (k.argument("ptr") for _ in range(7))
     page_stride, q_norm, k_norm = (k.argument(t) for t in ("i64", "ptr", "ptr"))
     eps, heads, kv_heads, step = (k.argument(t) for t in ("float", "i64", "i64", "ptr"))

@@ -11,32 +11,26 @@ from __future__ import annotations
 
 import sys
 
-from kinetic.ir.cpu_abi import OP_BARRIER, OP_KERNEL, OP_SIZE, WORD
+from kinetic.ir.cpu_abi import (
+    OP_BARRIER,
+    OP_KERNEL,
+    OP_SIZE,
+    POOL_ARRIVALS,
+    POOL_COUNT,
+    POOL_COUNTERS,
+    POOL_OPS,
+    POOL_SLEEPERS,
+    POOL_SPINS,
+    POOL_STOP,
+    POOL_THREAD_LINES,
+    POOL_THREADS,
+    WORD,
+)
 from kinetic.codegen.targets.llvm_ir import Function, Value
-
-# Offsets in the pool's control block; words that different threads write are on cache
-# lines of their own.
-POOL_EPOCH = 0
-POOL_ARRIVALS = 64
-POOL_SLEEPERS = 128
-POOL_OPS = 192
-POOL_COUNT = 200
-POOL_THREADS = 208
-POOL_STOP = 216
-POOL_SPINS = 224
-POOL_COUNTERS = 232
-"""Address of one work counter for each operation, cleared at the start of a run."""
-POOL_THREAD_LINES = 256
-"""One cache line a thread: arrivals it has counted."""
 
 _FUTEX = 202
 _WAIT_PRIVATE, _WAKE_PRIVATE = 128, 129
 _YIELD_EVERY = 4095
-
-
-def pool_size(threads: int) -> int:
-    """Bytes of the control block."""
-    return POOL_THREAD_LINES + 64 * threads
 
 
 def _yield(k: Function) -> None:

@@ -222,7 +222,7 @@ def _map_vectors(k: Kernel, source: Source, nbytes: Value, out: Value) -> None:
 
 
 def elementwise(target: CpuTarget, op: str) -> Kernel:
-    """`map_<op>` for ops that no pass fused: add, mul, scale, softcap, silu, gelu_tanh.
+    """`map_<op>` for ops that no pass fused: copy, add, mul, scale, softcap, silu, gelu_tanh.
 
     Arguments: first, second, out, bytes of a row, f32 constant, f32 its reciprocal,
     address of the row count. Unused ones are zero.
@@ -233,6 +233,7 @@ def elementwise(target: CpuTarget, op: str) -> Kernel:
     rows = k.load("i64", k.argument("ptr"), align=8)
     b = MathOn(k)
     forms: dict[str, Source] = {
+        "copy": lambda o: k.load(F32, x, o),
         "add": lambda o: k.load(F32, x, o) + k.load(F32, y, o),
         "mul": lambda o: k.load(F32, x, o) * k.load(F32, y, o),
         "scale": lambda o: k.load(F32, x, o) * k.splat(c, 8),
@@ -265,20 +266,17 @@ def take_outputs(target: CpuTarget) -> Kernel:
     return k
 
 
-def embed(target: CpuTarget, fmt: Format, *, scaled: bool) -> Kernel:
-    """`embed_<format>[_scale]`: dequantized rows of the file's own bytes.
+def embed(target: CpuTarget, fmt: Format) -> Kernel:
+    """`embed_<format>`: dequantized rows of the file's own bytes.
 
-    Arguments: table, bytes of a table row, out, values of a row, f32 scale, step block.
+    Arguments: table, bytes of a table row, out, values of a row, step block.
     """
-    k = Kernel(f"embed_{fmt.name.lower()}" + ("_scale" if scaled else ""), target)
+    k = Kernel(f"embed_{fmt.name.lower()}", target)
     table, table_row, out, values = (k.argument(t) for t in ("ptr", "i64", "ptr", "i64"))
-    factor, step = k.argument("float"), k.argument("ptr")
+    step = k.argument("ptr")
     rows = k.load("i64", step, STEP_ROWS, align=8)
     tokens = k.load("ptr", step, STEP_TOKENS, align=8)
     low, high = k.share(rows)
-
-    def put(value: Value, address: Value, offset: int) -> None:
-        k.store(value * k.splat(factor, _lanes(value)) if scaled else value, address, offset)
 
     with k.loop(low, high) as t:
         token = k.load("i32", tokens, t.index * 4, align=4).cast("sext", "i64")
@@ -287,19 +285,15 @@ def embed(target: CpuTarget, fmt: Format, *, scaled: bool) -> Kernel:
         if isinstance(fmt, FloatFormat):
             with k.loop(0, values, 8) as i:
                 value = _load_floats(k, fmt, source, i.index * fmt.nbytes)
-                put(value, k.gep(target_row, i.index << 2), 0)
+                k.store(value, target_row, i.index << 2)
         else:
             with k.loop(0, values.udiv(fmt.values)) as b:
                 block = k.gep(source, b.index * fmt.nbytes)
                 address = k.gep(target_row, b.index * (4 * fmt.values))
                 for run in range(fmt.values // RUN):
-                    put(_dequantized_run(k, fmt, block, run), address, 4 * RUN * run)
+                    k.store(_dequantized_run(k, fmt, block, run), address, 4 * RUN * run)
     k.ret()
     return k
-
-
-def _lanes(value: Value) -> int:
-    return 8 if value.type == F32 else RUN
 
 
 def _load_floats(k: Kernel, fmt: FloatFormat, source: Value, offset: Value) -> Value:

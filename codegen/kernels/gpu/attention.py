@@ -122,7 +122,6 @@ def attention_segments(heads: Heads) -> Kernel:
                 for a in acc:
                     a.value = a.value * decay
                 add_values(k, heads, weights, v_pages, page, (low, high), channels, acc)
-                k.barrier()
 
             number = out.number(row, head, segment, segments)
             with k.if_(thread.equals(0)):

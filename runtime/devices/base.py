@@ -1,0 +1,46 @@
+"""What the engine asks of a device, and what a device asks of a model file."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kinetic.ir.program import Program
+from kinetic.runtime.rows import Rows
+
+
+class TensorInfo(Protocol):
+    """Shape (rows first) and format number of a tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def type_id(self) -> int: ...
+
+
+class TensorSource(Protocol):
+    """A model file, as far as a device needs it (`ir.gguf.GGUFFile`)."""
+
+    def data(self, name: str) -> npt.NDArray[np.uint8]:
+        """A tensor's bytes, mapped or in memory."""
+
+    def advise_dontneed(self, name: str) -> None:
+        """The bytes will not be read again soon."""
+
+
+class Device(Protocol):
+    """A program loaded with its weights, caches and threads."""
+
+    program: Program
+
+    def step(self, rows: Rows) -> None:
+        """Run the rows: write their cache slots, compute the wanted outputs."""
+
+    def output(self, name: str, count: int) -> npt.NDArray[np.float32]:
+        """The first `count` rows of an output of the last step; valid until the next."""
+
+    def close(self) -> None:
+        """Give threads and memory back."""

@@ -1,0 +1,241 @@
+"""The CPU device: binds a program to memory and threads, and runs steps.
+
+Loading repacks every matrix natively and in parallel, then lets the system drop the
+file's pages, so that a model is in memory once. A step fills the step block and makes
+one native call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kinetic.errors import ContextError
+from kinetic.ir import cpu_abi as abi
+from kinetic.ir.program import Arg, ArgKind, CacheLayout, Launch, PackedWeight, Program, RopeTable
+from kinetic.ir.quant import FORMATS, by_ggml_id
+from kinetic.ir.quant.decode import as_blocks, dequantize
+from kinetic.ir.rope_tables import RopeScaling, rope_table
+from kinetic.runtime.devices.base import TensorSource
+from kinetic.runtime.devices.pool import WorkerPool, aligned
+from kinetic.runtime.rows import Rows
+
+Progress = Callable[[str, int, int], None]
+"""`progress(what, done, total)`, in bytes."""
+
+_DRAWS = 4
+"""Chunks a thread should get of a product, so that an uneven start evens out."""
+_LARGEST_CHUNK = 16
+_TABLE_ROWS = 1024
+"""Positions by which a rope table grows."""
+
+
+class Mapping:
+    """Zeroed memory from the system, resident only where it is touched.
+
+    Asked to be in huge pages: weights are read from end to end for every token, and
+    small pages would cost a miss in the address cache every 4 KiB.
+    """
+
+    def __init__(self, nbytes: int):
+        self._map = mmap.mmap(-1, max(nbytes, 1))
+        with contextlib.suppress(OSError, AttributeError):  # a hint, not everywhere known
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+        self.address = self.bytes.ctypes.data
+
+
+class _Rope:
+    """One rope table, filled as positions are reached."""
+
+    def __init__(self, table: RopeTable, n_ctx: int, factors: npt.NDArray[np.float32] | None):
+        attrs: dict[str, Any] = dict(table.attrs)
+        self._rot, self._base = attrs["rot"], attrs["base"]
+        self._scaling = RopeScaling(
+            attrs["scaling"] or "none",
+            attrs["factor"],
+            attrs["n_ctx_orig"],
+            attrs["attn_factor"],
+        )
+        self._factors = factors
+        self.cos = np.empty((n_ctx, self._rot // 2), np.float32)
+        self.sin = np.empty((n_ctx, self._rot // 2), np.float32)
+        self._filled = 0
+
+    def reach(self, position: int) -> None:
+        """Have rows up to and with `position`."""
+        if position < self._filled:
+            return
+        stop = min(len(self.cos), -(-(position + 1) // _TABLE_ROWS) * _TABLE_ROWS)
+        positions = np.arange(self._filled, stop)
+        cos, sin = rope_table(
+            positions, self._rot, self._base, scaling=self._scaling, freq_factors=self._factors
+        )
+        self.cos[self._filled : stop], self.sin[self._filled : stop] = cos, sin
+        self._filled = stop
+
+
+class CpuDevice:
+    """A program with its weights on this machine's CPU.
+
+    `n_ctx` bounds a row's position; `n_pages` is the size of every cache.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        source: TensorSource,
+        *,
+        threads: int,
+        n_ctx: int,
+        n_pages: int,
+        progress: Progress | None = None,
+    ):
+        self.program, self._source = program, source
+        self.threads, self.n_ctx, self.n_pages = threads, n_ctx, n_pages
+        self._functions = program.link()
+        self._pool = WorkerPool(self._functions, threads)
+        self._arena = Mapping(program.arena_bytes)
+        self._step = aligned(abi.STEP_SIZE).view(np.int64)
+        self._out_rows = np.zeros(max(1, program.max_outputs), np.int32)
+        units = 2 * threads * -(-n_ctx // abi.SEGMENT)
+        self._scratch = Mapping(units * program.state_bytes)
+        self._vectors = {v.key: self._widen(v.tensor, v.rows) for v in program.vectors}
+        self._ropes = [self._rope(t) for t in program.tables]
+        self._packed: dict[str, int] = {}
+        self._weights = Mapping(sum(-(-w.nbytes // 64) * 64 for w in program.packed))
+        self._load(progress)
+        self._caches = {name: self._cache(c) for name, c in program.caches.items()}
+        self._plan = self._bind(program.launches)
+
+    # -- loading ---------------------------------------------------------------------
+    def _load(self, progress: Progress | None) -> None:
+        at, done = 0, 0
+        total = sum(w.nbytes for w in self.program.packed)
+        for weight in self.program.packed:
+            address = self._weights.address + at
+            self._repack(weight, address)
+            self._packed[weight.key] = address
+            at += -(-weight.nbytes // 64) * 64
+            done += weight.nbytes
+            if progress is not None:
+                progress("load", done, total)
+
+    def _repack(self, weight: PackedWeight, address: int) -> None:
+        fmt = FORMATS[weight.format_name]
+        raw = self._source.data(weight.tensor)
+        row_bytes = weight.columns // fmt.values * fmt.nbytes
+        start, count = weight.rows
+        source = raw.ctypes.data + start * row_bytes
+        op = np.zeros((1, abi.OP_SIZE // 8), np.int64)
+        op[0, abi.OP_KERNEL // 8] = self._functions[weight.kernel]
+        op[0, abi.OP_BARRIER // 8] = 1
+        args = [source, address, weight.columns // fmt.values, row_bytes, count, -(-count // 8)]
+        op[0, abi.OP_ARGS // 8 : abi.OP_ARGS // 8 + len(args)] = args
+        self._pool.run(op)
+        self._source.advise_dontneed(weight.tensor)
+
+    def _widen(self, tensor: str, rows: tuple[int, int]) -> npt.NDArray[np.float32]:
+        """A tensor of the file as f32, padded with zeros to a multiple of eight."""
+        info = self._source.tensors[tensor]  # type: ignore[attr-defined]
+        fmt = by_ggml_id(info.type_id)
+        values = dequantize(fmt, as_blocks(fmt, self._source.data(tensor))).reshape(info.shape)
+        values = values[rows[0] : rows[0] + rows[1]].reshape(-1)
+        out = aligned(-(-len(values) // 8) * 32).view(np.float32)
+        out[: len(values)] = values
+        return out
+
+    def _rope(self, table: RopeTable) -> _Rope:
+        factors = None
+        if table.factors is not None:
+            pairs = int(dict(table.attrs)["rot"]) // 2  # type: ignore[arg-type]
+            factors = self._widen(table.factors, (0, pairs))[:pairs]
+        return _Rope(table, self.n_ctx, factors)
+
+    def _cache(self, layout: CacheLayout) -> tuple[Mapping, Mapping]:
+        nbytes = self.n_pages * layout.page_bytes
+        return Mapping(nbytes), Mapping(nbytes)
+
+    # -- binding -----------------------------------------------------------------------
+    def _bind(self, launches: tuple[Launch, ...]) -> npt.NDArray[np.int64]:
+        plan = np.zeros((len(launches), abi.OP_SIZE // 8), np.int64)
+        for record, launch in zip(plan, launches, strict=True):
+            record[abi.OP_KERNEL // 8] = self._functions[launch.kernel]
+            record[abi.OP_BARRIER // 8] = int(launch.barrier)
+            first = abi.OP_ARGS // 8
+            for i, arg in enumerate(launch.args):
+                record[first + i] = self._word(arg)
+        return plan
+
+    def _word(self, arg: Arg) -> int:
+        """An argument as the 64-bit word its kernel reads."""
+        kind, value = arg.kind, arg.value
+        if kind is ArgKind.FLOAT:
+            return int(struct.unpack("<I", struct.pack("<f", value))[0])
+        if kind is ArgKind.STEP:
+            return int(self._step.ctypes.data)
+        if kind is ArgKind.COUNT:
+            offset = abi.STEP_ROWS if value == "T" else abi.STEP_OUTPUTS
+            return int(self._step.ctypes.data) + offset
+        if kind is ArgKind.SCRATCH:
+            return self._scratch.address
+        if isinstance(value, str):
+            if kind is ArgKind.PACKED:
+                return self._packed[value]
+            if kind is ArgKind.VECTOR:
+                return int(self._vectors[value].ctypes.data)
+            if kind is ArgKind.RAW:
+                return int(self._source.data(value).ctypes.data)
+            return self._caches[value][kind is ArgKind.CACHE_V].address
+        number = int(value)
+        if kind is ArgKind.BUFFER:
+            return self._arena.address + number
+        if kind in (ArgKind.COS, ArgKind.SIN):
+            rope = self._ropes[number]
+            return int((rope.cos if kind is ArgKind.COS else rope.sin).ctypes.data)
+        if kind is ArgKind.CHUNK:
+            return max(1, min(_LARGEST_CHUNK, number // (self.threads * _DRAWS)))
+        return number
+
+    # -- running -----------------------------------------------------------------------
+    def step(self, rows: Rows) -> None:
+        """Run the rows of one step.
+
+        *Raises* `ContextError` when a step is larger than the program allows.
+        """
+        program, count, wanted = self.program, len(rows), len(rows.wanted)
+        if not 0 < count <= program.max_rows or wanted > program.max_outputs:
+            raise ContextError(
+                f"a step of {count} rows with {wanted} outputs exceeds the program's "
+                f"{program.max_rows} and {program.max_outputs}"
+            )
+        for rope in self._ropes:
+            rope.reach(int(rows.positions.max()))
+        tables = np.array([t.ctypes.data for t in rows.tables], np.int64)
+        self._out_rows[:wanted] = rows.wanted
+        step = self._step
+        step[abi.STEP_ROWS // 8] = count
+        step[abi.STEP_OUTPUTS // 8] = wanted
+        step[abi.STEP_TOKENS // 8] = rows.tokens.ctypes.data
+        step[abi.STEP_POSITIONS // 8] = rows.positions.ctypes.data
+        step[abi.STEP_SLOTS // 8] = rows.slots.ctypes.data
+        step[abi.STEP_PAGES // 8] = tables.ctypes.data
+        step[abi.STEP_OUT_ROWS // 8] = self._out_rows.ctypes.data
+        self._pool.run(self._plan)
+
+    def output(self, name: str, count: int) -> npt.NDArray[np.float32]:
+        """The first `count` rows of an output: a view that the next step overwrites."""
+        out = self.program.outputs[name]
+        size = count * out.stride
+        view = self._arena.bytes[out.offset : out.offset + size].view(np.float32)
+        return view.reshape(count, out.stride // 4)[:, : out.width]
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._pool.close()

@@ -1,0 +1,110 @@
+"""The engine: sequences in, rows out, one step function.
+
+    work = [(sequence, tokens, outputs wanted), ...]
+    step: extend the sequences, lay their rows side by side, run, hand back the outputs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kinetic.ir.cpu_abi import PAGE
+from kinetic.runtime.devices.base import Device
+from kinetic.runtime.pages import PagePool
+from kinetic.runtime.rows import Rows
+from kinetic.runtime.sequence import Sequence
+
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Tokens to run on a sequence in one step; `want` is the number of last rows whose
+    outputs are wanted."""
+
+    sequence: Sequence
+    tokens: list[int]
+    want: int = 0
+
+
+class Engine:
+    """Steps over sequences on one device.
+
+    `n_ctx` bounds a sequence; all sequences share `n_pages` pages.
+    """
+
+    def __init__(self, device: Device, n_ctx: int, n_pages: int):
+        self.device, self.n_ctx = device, n_ctx
+        self.pages = PagePool(n_pages)
+
+    def new_sequence(self) -> Sequence:
+        """An empty sequence."""
+        return Sequence(self.pages, self.n_ctx)
+
+    def step(self, batch: list[Work], output: str = "logits") -> list[Logits]:
+        """Run one step; for each work its wanted outputs, [want, width].
+
+        The arrays are views that the next step overwrites.
+
+        *Raises* `ContextError` when a sequence does not fit; nothing has then run.
+        """
+        tokens, positions, slots, tables, wanted = [], [], [], [], []
+        undo: list[tuple[Sequence, int]] = []
+        for work in batch:
+            start = len(work.sequence)
+            undo.append((work.sequence, start))
+            try:
+                slots.append(work.sequence.extend(work.tokens))
+            except Exception:
+                for sequence, length in undo:
+                    sequence.truncate(length)
+                raise
+            count, base = len(work.tokens), len(tables)
+            tokens.extend(work.tokens)
+            positions.append(np.arange(start, start + count, dtype=np.int32))
+            tables.extend([work.sequence.table] * count)
+            wanted.extend(range(base + count - work.want, base + count))
+        rows = Rows(
+            np.array(tokens, np.int32),
+            np.concatenate(positions),
+            np.concatenate(slots),
+            tables,
+            np.array(wanted, np.int32),
+        )
+        self.device.step(rows)
+        outputs, at = [], 0
+        found = self.device.output(output, len(wanted))
+        for work in batch:
+            outputs.append(found[at : at + work.want])
+            at += work.want
+        return outputs
+
+    def prefill(self, sequence: Sequence, tokens: list[int]) -> Logits:
+        """Run a prompt in chunks; the logits after its last token, [V]."""
+        size = self.device.program.max_rows
+        for start in range(0, len(tokens), size):
+            chunk = tokens[start : start + size]
+            last = start + size >= len(tokens)
+            (logits,) = self.step([Work(sequence, chunk, int(last))])
+        return logits[0]
+
+    def decode(self, sequence: Sequence, token: int) -> Logits:
+        """Run one token; the logits after it, [V]."""
+        return self.step([Work(sequence, [token], 1)])[0][0]
+
+    def all_logits(self, sequence: Sequence, tokens: list[int]) -> Iterator[Logits]:
+        """Run tokens and yield the logits after each, in order."""
+        size = min(self.device.program.max_rows, self.device.program.max_outputs)
+        for start in range(0, len(tokens), size):
+            chunk = tokens[start : start + size]
+            (logits,) = self.step([Work(sequence, chunk, len(chunk))])
+            yield from logits
+
+    @staticmethod
+    def pages_for(n_ctx: int, sequences: int = 1) -> int:
+        """Pages that hold so many full sequences."""
+        return sequences * -(-n_ctx // PAGE)

@@ -1,0 +1,50 @@
+"""Cache pages: who has which. A page is 64 positions in every layer's cache at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kinetic.errors import ContextError
+from kinetic.ir.cpu_abi import PAGE
+
+
+class PagePool:
+    """Page numbers with reference counts; lowest numbers are given first.
+
+    Giving low numbers keeps the touched part of the cache small, and memory that was
+    never touched is never resident.
+    """
+
+    def __init__(self, n_pages: int):
+        self._counts: npt.NDArray[np.int32] = np.zeros(n_pages, np.int32)
+        self._free = list(range(n_pages - 1, -1, -1))
+
+    @property
+    def available(self) -> int:
+        """Pages nobody holds."""
+        return len(self._free)
+
+    def take(self) -> int:
+        """A page of one's own.
+
+        *Raises* `ContextError` when all are held.
+        """
+        if not self._free:
+            raise ContextError(
+                f"all {len(self._counts)} cache pages ({len(self._counts) * PAGE} positions) "
+                "are in use; raise -c, or run fewer requests at once with --parallel"
+            )
+        page = self._free.pop()
+        self._counts[page] = 1
+        return page
+
+    def share(self, page: int) -> None:
+        """One more holder of a page."""
+        self._counts[page] += 1
+
+    def drop(self, page: int) -> None:
+        """One holder fewer; the last one frees the page."""
+        self._counts[page] -= 1
+        if self._counts[page] == 0:
+            self._free.append(page)

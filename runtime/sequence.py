@@ -1,0 +1,69 @@
+"""A sequence: the tokens run so far and the pages that hold their keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+import numpy as np
+import numpy.typing as npt
+
+from kinetic.errors import ContextError
+from kinetic.ir.cpu_abi import PAGE
+from kinetic.runtime.pages import PagePool
+
+
+class Sequence:
+    """One path of positions in the cache.
+
+    `table` is the page table rows point at; its address never changes.
+    """
+
+    def __init__(self, pool: PagePool, n_ctx: int):
+        self._pool = pool
+        self.n_ctx = n_ctx
+        self.tokens: list[int] = []
+        self.table: npt.NDArray[np.int32] = np.zeros(-(-n_ctx // PAGE), np.int32)
+        self._pages = 0
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def extend(self, tokens: Items[int]) -> npt.NDArray[np.int64]:
+        """Append tokens; the cache slots they write.
+
+        *Raises* `ContextError` when the context or the page pool is full; the sequence
+        is then as it was.
+        """
+        start, stop = len(self.tokens), len(self.tokens) + len(tokens)
+        if stop > self.n_ctx:
+            raise ContextError(
+                f"the context of {self.n_ctx} tokens is full: {stop} are needed; raise it with -c"
+            )
+        needed = -(-stop // PAGE) - self._pages
+        if needed > self._pool.available:
+            self._pool_full(needed)
+        for _ in range(needed):
+            self.table[self._pages] = self._pool.take()
+            self._pages += 1
+        self.tokens.extend(tokens)
+        positions = np.arange(start, stop, dtype=np.int64)
+        pages = self.table[positions // PAGE].astype(np.int64)
+        return pages * PAGE + positions % PAGE
+
+    def _pool_full(self, needed: int) -> None:
+        raise ContextError(
+            f"the cache has {self._pool.available} free pages and {needed} are needed; "
+            "raise -c, or run fewer requests at once with --parallel"
+        )
+
+    def truncate(self, length: int) -> None:
+        """Forget the positions from `length` on."""
+        del self.tokens[length:]
+        keep = -(-length // PAGE)
+        while self._pages > keep:
+            self._pages -= 1
+            self._pool.drop(int(self.table[self._pages]))
+
+    def close(self) -> None:
+        """Give all pages back."""
+        self.truncate(0)
