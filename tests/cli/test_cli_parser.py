@@ -156,3 +156,10 @@ def test_a_flag_that_ends_the_line_is_taken():
 def test_llama_device_names_are_taken():
     assert device(build_parser().parse(["m", "--device", "none"])) == "cpu"
     assert device(build_parser().parse(["m", "--device", "cuda0"])) == "cuda"
+
+
+def test_device_classes_are_the_compilers():
+    from kinetic.cli.options import DEVICE_CLASSES
+    from kinetic.codegen.targets.llvm_x86 import AVX2_CLASS, SCALAR_CLASS
+
+    assert DEVICE_CLASSES == (AVX2_CLASS, SCALAR_CLASS)
