@@ -20,7 +20,7 @@ GREEDY = ("--temp", "0", "-n", "5", "-t", "1")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
-    tiny_models.tiny_model("llama", 1, path)
+    tiny_models.tiny_model("llama", path, seed=1)
     return path
 
 
