@@ -110,8 +110,20 @@ class Builder:
                 f"yet; quantize the model to one of {known}"
             )
         self._taken.setdefault(full, []).append(rows or (0, shape[0]))
-        attrs = {"name": full, "format": info.type_name, "shape": shape, "rows": rows}
-        return self._node("weight", (), attrs, self.full(label or name))
+        return self.declare(name, info.type_name, shape, rows=rows, label=label)
+
+    def declare(
+        self,
+        name: str,
+        format: str,
+        shape: tuple[int, ...],
+        *,
+        rows: tuple[int, int] | None = None,
+        label: str = "",
+    ) -> Node:
+        """A weight that no file is asked for (`weight` without its checks)."""
+        attrs: dict[str, Attr] = {"name": self.full(name), "format": format, "shape": shape}
+        return self._node("weight", (), attrs | {"rows": rows}, self.full(label or name))
 
     def maybe_weight(self, name: str, shape: tuple[int, ...]) -> Node | None:
         """The tensor if the file has it, then checked like any other.
