@@ -333,7 +333,7 @@ class SpirvBuilder(Builder):
     def binary(self, op: str, a: Value, b: Value) -> Value:
         result = self._value(OPS[a.type][op], a.type, _id(a.handle), _id(b.handle))
         if a.type is F32:
-            pass
+            self._decorate(_id(result.handle), Decoration.NoContraction)
         return result
 
     def compare(self, op: str, a: Value, b: Value) -> Value:

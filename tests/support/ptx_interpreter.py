@@ -269,6 +269,17 @@ def _shift(op: str, value: np.ndarray, by: np.ndarray) -> np.ndarray:
     return shifted if keeps_sign else np.where(by >= width, value.dtype.type(0), shifted)
 
 
+def _extremum(name: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """`min.f32`, `max.f32`: a NaN loses to a number, and -0 lies below +0.
+
+    The contract's `max` is a select; LLVM writes `max` where one side is a constant for
+    which the two agree.
+    """
+    chosen = (np.fmax if name == "max" else np.fmin)(a, b)
+    merge = np.bitwise_and if name == "max" else np.bitwise_or
+    return np.where(a == b, merge(a.view(np.uint32), b.view(np.uint32)).view(np.float32), chosen)
+
+
 def _multiply(how: tuple[str, ...], a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """`mul.rn`, `mul.lo`, `mul.hi` and `mul.wide`."""
     if "wide" not in how and "hi" not in how:
@@ -478,7 +489,7 @@ class _Launch:
         if name == "mov" and args[1].startswith("{"):
             return self._pack(args[1], dtype, lanes)
         if name in ("min", "max") and dtype is np.float32:
-            raise PtxFault(f"the contract's max is a select: {instruction.text}")
+            return _extremum(name, arg(1), arg(2))
         if name in SIMPLE:
             return SIMPLE[name](*(arg(i) for i in range(1, len(args))))
         if name == "mul":
