@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import sqrt
+from math import fsum, sqrt
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +72,7 @@ def tiny_model(
             data = np.linspace(1.0, 8.0, shape[0]).astype("<f4").tobytes()
         elif len(shape) == 1:
             base = 0.0 if name.endswith("bias") else 1.0
-            data = (base + 0.1 * rng.standard_normal(shape)).astype("<f4").tobytes()
+            data = (base + 0.1 * noise(rng, shape)).astype("<f4").tobytes()
         else:
             gain = 3.0 if name == head else 1.0
             data = random_weight(fmt, shape, rng, gain / sqrt(shape[-1])).tobytes()
@@ -95,19 +95,35 @@ def random_weight(
     """Bytes of a weight with about this standard deviation: uint8 `[rows, row bytes]`."""
     rows = int(np.prod(shape[:-1]))
     if not isinstance(fmt, BlockFormat):
-        w = (rng.standard_normal((rows, shape[-1])) * spread).astype("<f4")
+        w = (noise(rng, (rows, shape[-1])) * spread).astype("<f4")
         if fmt.name == "F16":
             return w.astype("<f2").view(np.uint8)
         if fmt.name == "BF16":
             return (w.view("<u4") >> 16).astype("<u2").view(np.uint8)
         return w.view(np.uint8)
     blocks = shape[-1] // fmt.values
-    raw = rng.integers(0, 256, (rows, blocks, fmt.nbytes), np.uint8)
-    d = rng.uniform(0.5, 1.5, (rows, blocks))
+    raw = _bits(rng, rows * blocks * fmt.nbytes, np.uint8).reshape(rows, blocks, fmt.nbytes)
+    d = 0.5 + _bits(rng, rows * blocks, np.uint16).reshape(rows, blocks) / 65536.0
     _put_scales(fmt, raw, d)
-    sample = decode.dequantize(fmt, raw[: max(1, 4096 // shape[-1])])
-    _put_scales(fmt, raw, d * (spread / float(sample.std())))
+    sample = decode.dequantize(fmt, raw[: max(1, 4096 // shape[-1])]).ravel().tolist()
+    _put_scales(fmt, raw, d * (spread / sqrt(fsum(w * w for w in sample) / len(sample))))
     return raw.reshape(rows, -1)
+
+
+# Frozen hashes rest on these files, so the noise is made of the generator's own words and of
+# exactly rounded operations: nothing that may change with a library or a machine.
+
+
+def _bits(rng: np.random.Generator, count: int, dtype: type[np.unsignedinteger]) -> np.ndarray:
+    words = rng.bit_generator.random_raw(-(-count * np.dtype(dtype).itemsize // 8))
+    return words.astype("<u8").view(dtype)[:count].copy()
+
+
+def noise(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Nearly normal numbers of deviation 1: sums of four 16-bit words."""
+    count = int(np.prod(shape))
+    total = _bits(rng, 4 * count, np.uint16).reshape(count, 4).astype(np.int64).sum(axis=1)
+    return ((total - 131070) / (65536 / sqrt(3))).reshape(shape)
 
 
 def _put_scales(fmt: BlockFormat, raw: np.ndarray, d: np.ndarray) -> None:

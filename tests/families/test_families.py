@@ -1,0 +1,231 @@
+"""What each family builds, and what it says to a file that it cannot run."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.gguf_writer import write_gguf
+from support.golden import check_golden
+from support.tiny_models import ARCHS, Dims, hyper, tensor_shapes, tiny_model
+
+from kinetic.errors import KineticError, ModelFileError, UnsupportedError
+from kinetic.families import SUPPORTED, build
+from kinetic.ir.gguf import GGUFFile
+from kinetic.ir.graph import CacheSpec, Graph
+from kinetic.ir.text import parse
+from kinetic.ir.verify import verify
+
+VARIANTS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
+    "llama": ("llama", {}, {}),
+    "llama-fused-bias-freqs": (
+        "llama",
+        {"fused_qkv": True, "bias": True, "rope_freqs": True, "tied": True},
+        {},
+    ),
+    "llama-experts": ("llama", {"n_experts": 3}, {}),
+    "llama-yarn": (
+        "llama",
+        {},
+        {
+            "llama.rope.scaling.type": "yarn",
+            "llama.rope.scaling.factor": 4.0,
+            "llama.rope.scaling.original_context_length": 256,
+        },
+    ),
+    "qwen2": ("qwen2", {}, {}),
+    "qwen3": ("qwen3", {}, {}),
+    "gemma3": ("gemma3", {"n_layers": 3, "softcap": 30.0}, {}),
+}
+
+
+def tiny(tmp_path, arch: str, metadata=None, **dims) -> Graph:
+    path = tiny_model(arch, tmp_path / "m.gguf", metadata=metadata, **({"n_layers": 1} | dims))
+    return build(GGUFFile.open(path))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_graph_of_each_family(tmp_path, golden_dir, name):
+    arch, dims, metadata = VARIANTS[name]
+    graph = tiny(tmp_path, arch, metadata, **dims)
+    verify(graph)
+    assert parse(str(graph)).same_as(graph)
+    check_golden(golden_dir / "ir" / f"{name}.ir", str(graph))
+
+
+def test_every_supported_architecture_is_tested():
+    assert set(SUPPORTED) == set(ARCHS)
+
+
+def test_meta_tells_the_runtime_what_it_needs(tmp_path):
+    meta = tiny(tmp_path, "gemma3", n_layers=4, pattern=3, window=9).meta
+    assert (meta.arch, meta.n_ctx_train, meta.n_vocab) == ("gemma3", 1024, 320)
+    assert (meta.n_layers, meta.n_embd, meta.n_heads, meta.n_kv_heads) == (4, 256, 4, 2)
+    assert [c.window for c in meta.caches.values()] == [9, 9, None, 9]
+    assert meta.caches["blk.2"] == CacheSpec("attention", 2, 64, 64)
+
+
+def test_gemma3_layers_may_be_listed(tmp_path):
+    key = "gemma3.attention.sliding_window_pattern"
+    graph = tiny(tmp_path, "gemma3", {key: np.array([False, True])}, n_layers=2)
+    assert [c.window for c in graph.meta.caches.values()] == [None, 16]
+    bases = [n.get("base", float) for n in graph if n.op == "rope" and n.name.endswith("q_rope")]
+    assert bases == [1e6, 1e4]
+    with pytest.raises(ModelFileError, match="expected 3 entries"):
+        tiny(tmp_path, "gemma3", {key: np.array([False, True])}, n_layers=3)
+
+
+def test_gemma3_defaults(tmp_path):
+    graph = tiny(tmp_path, "gemma3", {"gemma3.attention.sliding_window_pattern": None}, n_layers=7)
+    assert [c.window for c in graph.meta.caches.values()] == [16] * 5 + [None, 16]
+
+
+def test_gemma3_27b_scales_by_model_width(tmp_path):
+    dims = {"n_embd": 64, "n_ff": 32, "head_dim": 32, "n_heads": 4, "formats": "Q8_0"}
+    for layers, width in ((62, 16), (2, 32)):
+        graph = tiny(tmp_path, "gemma3", n_layers=layers, **dims)
+        scales = {n.get("scale", float) for n in graph if n.op == "attention"}
+        assert scales == {1 / sqrt(width)}
+
+
+def test_head_width_defaults_to_the_model_width_over_the_heads(tmp_path):
+    none = {"qwen2.attention.key_length": None, "qwen2.attention.value_length": None}
+    graph = tiny(tmp_path, "qwen2", none | {"qwen2.rope.dimension_count": None})
+    assert graph.meta.head_dim == 64
+    assert {n.get("rot", int) for n in graph if n.op == "rope"} == {64}
+
+
+def test_numbers_print_as_they_were_meant(tmp_path):
+    """A file holds 1e-05 as a binary32; the graph says 1e-05, which rounds to the same."""
+    graph = tiny(tmp_path, "llama", {"llama.attention.layer_norm_rms_epsilon": 1e-5})
+    assert {n.get("eps", float) for n in graph if n.op == "rms_norm"} == {1e-5}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error", "message"),
+    [
+        ({"general.architecture": "mamba"}, UnsupportedError, "architecture mamba is not supp"),
+        ({"llama.attention.clamp_kqv": 3.0}, UnsupportedError, "attention.clamp_kqv is not known"),
+        ({"llama.pooling_type": 3}, UnsupportedError, "embedding or reranking model"),
+        ({"llama.block_count": None}, ModelFileError, "block_count is missing"),
+        ({"llama.block_count": 0}, ModelFileError, "block_count is 0, expected a 32-bit count"),
+        ({"llama.block_count": "2"}, ModelFileError, "block_count is string, not an integer"),
+        ({"llama.block_count": 2}, ModelFileError, r"blk.1.attn_norm.weight is missing"),
+        (
+            {"llama.attention.head_count_kv": [2, 1]},
+            UnsupportedError,
+            "head_count_kv differs from layer to layer",
+        ),
+        ({"llama.attention.head_count_kv": 3}, ModelFileError, "expected a divisor of 4"),
+        (
+            {"llama.attention.key_length": 128},
+            ModelFileError,
+            r"attn_q.weight has shape \[256, 256\], but the metadata asks for \[512, 256\]",
+        ),
+        ({"llama.rope.dimension_count": 7}, ModelFileError, "expected an even number up to 64"),
+        ({"llama.rope.freq_base": -1.0}, ModelFileError, "expected a positive number"),
+        ({"llama.rope.freq_base": float("nan")}, ModelFileError, "expected a finite number"),
+        ({"llama.rope.scaling.type": "longrope"}, UnsupportedError, "longrope is not supported"),
+        (
+            {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 0.0},
+            ModelFileError,
+            "scaling.factor is 0.0",
+        ),
+        ({"llama.expert_count": 4}, ModelFileError, "expert_used_count is missing, expected"),
+        (
+            {"llama.expert_count": 4, "llama.expert_used_count": 2},
+            ModelFileError,
+            "ffn_gate_inp.weight is missing",
+        ),
+    ],
+)
+def test_a_setting_that_cannot_be_followed_is_named(tmp_path, metadata, error, message):
+    with pytest.raises(error, match=message) as found:
+        tiny(tmp_path, "llama", metadata)
+    text = str(found.value)
+    assert text.count("\n") == 0 and "m.gguf" in text
+
+
+def written(tmp_path, change) -> Graph:
+    """A qwen3 file after `change(shapes)`, its weights zeros."""
+    size = Dims(n_layers=1, n_embd=64, n_ff=64, head_dim=16, n_vocab=288)
+    shapes = dict(tensor_shapes("qwen3", size))
+    types = change(shapes) or {}
+    tensors = {}
+    for name, shape in shapes.items():
+        type_id, nbytes = types.get(name, (0, 4 * int(np.prod(shape))))
+        tensors[name] = (shape, type_id, bytes(nbytes))
+    path = write_gguf(tmp_path / "m.gguf", hyper("qwen3", size), tensors)
+    return build(GGUFFile.open(path))
+
+
+def test_a_tensor_that_nobody_used_is_refused(tmp_path):
+    def change(shapes):
+        shapes["blk.0.attn_sinks.weight"] = (4,)
+
+    with pytest.raises(UnsupportedError, match=r"does not know how to use: blk.0.attn_sinks"):
+        written(tmp_path, change)
+    with pytest.raises(UnsupportedError, match=r"use: blk.1.a0, .* and 3 more"):
+        written(tmp_path, lambda shapes: shapes.update({f"blk.1.a{i}": (4,) for i in range(11)}))
+
+
+def test_a_missing_tensor_is_named(tmp_path):
+    with pytest.raises(ModelFileError, match=r"blk.0.ffn_up.weight is missing; .*\[64, 64\]"):
+        written(tmp_path, lambda shapes: shapes.pop("blk.0.ffn_up.weight") and None)
+    with pytest.raises(ModelFileError, match=r"token_embd.weight is missing"):
+        written(tmp_path, lambda shapes: shapes.pop("token_embd.weight") and None)
+
+
+def test_a_wrong_shape_says_expected_and_got(tmp_path):
+    with pytest.raises(ModelFileError, match=r"shape \[64, 32\], .* asks for \[64, 64\]"):
+        written(tmp_path, lambda shapes: shapes.update({"blk.0.ffn_up.weight": (64, 32)}))
+
+
+def test_a_format_that_is_not_there_is_named(tmp_path):
+    def change(shapes):
+        return {"blk.0.ffn_up.weight": (20, 64 * 64 // 32 * 18)}  # IQ4_NL
+
+    with pytest.raises(UnsupportedError, match=r"ffn_up.weight is stored as IQ4_NL"):
+        written(tmp_path, change)
+
+
+def test_a_norm_that_is_not_plain_floats_is_refused(tmp_path):
+    def change(shapes):
+        return {"blk.0.attn_norm.weight": (8, 64 // 32 * 34)}  # Q8_0
+
+    with pytest.raises(KineticError, match=r"w: expected f32\[64\], got q8_0\[64\]"):
+        written(tmp_path, change)
+
+
+numbers = (
+    st.integers(-(2**40), 2**40)
+    | st.integers(-2, 9)
+    | st.floats(width=32)
+    | st.text(max_size=5)
+    | st.booleans()
+    | st.lists(st.integers(0, 9), min_size=1, max_size=3)
+)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data(), arch=st.sampled_from(ARCHS))
+def test_any_settings_build_or_fail_in_one_sentence(tmp_path, data, arch):
+    size = Dims(n_layers=1, n_embd=32, n_ff=32, head_dim=8, n_vocab=288)
+    keys = hyper(arch, size)
+    extra = [f"{arch}.rope.scaling.type", f"{arch}.rope.scaling.factor", f"{arch}.expert_count"]
+    for key in data.draw(st.lists(st.sampled_from([*keys, *extra]), max_size=3)):
+        keys[key] = data.draw(numbers)
+    tensors = {
+        name: (shape, 0, bytes(4 * int(np.prod(shape))))
+        for name, shape in tensor_shapes(arch, size).items()
+    }
+    file = GGUFFile.open(write_gguf(tmp_path / "m.gguf", keys, tensors))
+    try:
+        verify(build(file))
+    except KineticError as error:
+        assert "\n" not in str(error)
