@@ -58,13 +58,34 @@ def running_sum(x: Floats) -> Floats:
     return np.add.accumulate(x, dtype=np.float32)
 
 
-def order(logits: Floats, top_k: int) -> Candidates:
+def draw(c: Candidates, uniform: float) -> int:
+    """Index of the candidate that a number in [0, 1) falls on."""
+    inside = running_sum(weights(c))
+    found = int(np.searchsorted(inside, np.float32(uniform) * inside[-1], side="right"))
+    # Where the product rounds up to the sum itself, the last token that added to it.
+    return min(found, int(np.searchsorted(inside, inside[-1])))
+
+
+NEGLIGIBLE = 16.7
+"""exp(-16.7) is below 2^-24, half the last place of any sum of weights, the best being 1.
+
+In descending order a term that rounds away is followed only by terms that do, so tokens
+this far below the best change no running sum and are never drawn.
+"""
+
+
+def order(logits: Floats, top_k: int, within: float = np.inf) -> Candidates:
     """The `top_k` likeliest tokens of a vocabulary (all for 0 or below), banned ones left out.
 
+    Without a `top_k`, tokens more than `within` below the best may be left out too.
     *Shapes:* logits `[V]` with a finite maximum.
     """
     count = len(logits) if top_k <= 0 else min(top_k, len(logits))
-    pool = _pool(logits, count)
+    if count == len(logits) and within < np.inf:
+        floor = np.float32(float(logits.max()) - within)
+        pool = np.flatnonzero(logits >= np.nextafter(floor, np.float32(-np.inf)))
+    else:
+        pool = _pool(logits, count)
     values = logits[pool]
     # Adding 0 makes -0 equal to +0, whose order the id decides.
     bits = (values + np.float32(0)).view(np.uint32)

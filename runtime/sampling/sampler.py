@@ -20,8 +20,10 @@ from kinetic.errors import InternalError, UsageError
 from kinetic.runtime.philox import uniform
 from kinetic.runtime.sampling import filters, mirostat
 from kinetic.runtime.sampling.candidates import (
+    NEGLIGIBLE,
     Candidates,
     Floats,
+    draw,
     order,
     reciprocal,
     running_sum,
@@ -78,9 +80,7 @@ class Sampler:
         if self.params.greedy:
             return int(adjusted.argmax())
         c = self._cut(adjusted, position)
-        inside = running_sum(weights(c))
-        drawn = np.float32(uniform(self.seed, position, LANE_TOKEN, self.choice)) * inside[-1]
-        index = min(int(np.searchsorted(inside, drawn, side="right")), len(inside) - 1)
+        index = draw(c, uniform(self.seed, position, LANE_TOKEN, self.choice))
         token = int(c.ids[index])
         if self.params.mirostat:
             error = mirostat.surprises(c)[index] - np.float32(self.params.mirostat_tau)
@@ -136,10 +136,13 @@ class Sampler:
     def _cut(self, logits: Floats, position: int) -> Candidates:
         """The candidates of the final draw, tempered."""
         p = self.params
+        within = NEGLIGIBLE * max(1.0, p.temperature)
         if p.mirostat:
-            c = filters.temper(order(logits, 0), p.temperature)
+            c = filters.temper(order(logits, 0, within), p.temperature)
             return mirostat.cut(c, p.mirostat, self._mu, self.n_vocab)
-        c = order(logits, p.top_k)
+        if p.typical_p < 1 or p.xtc_probability > 0:
+            within = np.inf  # entropy and XTC look at the whole tail
+        c = order(logits, p.top_k, within)
         if p.top_n_sigma > 0:
             # Whether it runs before or after top-k, the same tokens are left.
             floor = filters.sigma_floor(logits, p.top_n_sigma)
