@@ -1,0 +1,342 @@
+"""The Python API: load a model, generate from it. The command line is built on this.
+
+    model = Model.load("model.gguf")
+    for piece in model.generate(model.encode_prompt("Hello"), SamplingParams(temperature=0)):
+        print(piece.text, end="")
+
+This is where the storeys meet: file -> family -> graph -> codegen -> device -> engine.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinetic import families, settings
+from kinetic.codegen.pipeline import CPU_PASSES, compile_graph, kernel_functions, run_passes
+from kinetic.codegen.pipeline import schedule as make_schedule
+from kinetic.codegen.targets.llvm_x86 import CpuTarget, assembly, cpu_target, module_text
+from kinetic.errors import ContextError, UnsupportedError, UsageError
+from kinetic.ir.gguf import GGUFFile
+from kinetic.ir.graph import Graph
+from kinetic.ir.program import Launch
+from kinetic.runtime.cpus import default_threads
+from kinetic.runtime.devices.cpu import CpuDevice
+from kinetic.runtime.engine import Engine
+from kinetic.runtime.sampling import Sampler, SamplingParams
+from kinetic.text.chat_template import ChatTemplate
+from kinetic.text.tokenizer import Tokenizer
+
+__all__ = ["Model", "Piece", "SamplingParams", "Stats", "show", "show_names"]
+
+DEFAULT_CTX = 32768
+"""Context without `-c`, unless the model was trained on less."""
+CPU_NAME = "the CPU"
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A generated token and the text it completes (empty inside a character)."""
+
+    text: str
+    token_id: int
+
+
+@dataclass
+class Stats:
+    """What an answer cost. *Units*: seconds."""
+
+    prompt_tokens: int = 0
+    prompt_seconds: float = 0.0
+    generated_tokens: int = 0
+    generate_seconds: float = 0.0
+    stop_reason: str = "length"
+    """`end` (the model ended), `stop` (a stop text), `length` or `context`."""
+
+
+class Model:
+    """A loaded model: tokenizer, chat template and an engine on a device."""
+
+    def __init__(self, file: GGUFFile, graph: Graph, engine: Engine, threads: int):
+        self.file, self.graph, self.engine = file, graph, engine
+        self.threads, self.n_ctx = threads, engine.n_ctx
+        self.device_name = CPU_NAME
+        self.device_class = engine.device.program.device_class
+        self.tokenizer = Tokenizer.from_gguf(file)
+        self.chat_template = ChatTemplate.from_gguf(file, self.tokenizer)
+        self.load_seconds = 0.0
+        self.last_stats: Stats | None = None
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        threads: int | None = None,
+        ctx_size: int | None = None,
+        kv_type: str = "f16",
+        device: str = "auto",
+        device_class: str | None = None,
+        repack: bool = True,
+        mmap: bool = True,
+        progress: Progress | None = None,
+    ) -> Model:
+        """Load a GGUF file.
+
+        `ctx_size` 0 takes all the model supports, None the default. `device_class` forces
+        a class (`cpu-x86_64-scalar`); by default this machine's best.
+
+        *Raises* `ModelFileError` for a damaged file, `UnsupportedError` for one that needs
+        what Kinetic lacks.
+        """
+        started = time.perf_counter()
+        if device not in ("auto", "cpu", "none"):
+            raise UnsupportedError(
+                f"--device {device} is not supported yet; Kinetic runs on the CPU, use --device cpu"
+            )
+        if not repack:
+            raise UnsupportedError("--no-repack is not supported yet; leave it out")
+        if not mmap:
+            raise UnsupportedError("--no-mmap is not supported yet; leave it out")
+        target = cpu_target(device_class)
+        threads = default_threads() if threads is None else threads
+        _debug(1, f"device {target.device_class} ({target.cpu}, {target.dot}), {threads} threads")
+        file = GGUFFile.open(path)
+        graph = families.build(file)
+        n_ctx = _context(graph, ctx_size)
+        program = compile_graph(
+            graph, target, kv_type=kv_type, object_cache=settings.cache_dir() / "kernels"
+        )
+        compiled = time.perf_counter()
+        n_pages = Engine.pages_for(n_ctx)
+        cpu = CpuDevice(
+            program, file, threads=threads, n_ctx=n_ctx, n_pages=n_pages, progress=progress
+        )
+        model = cls(file, graph, Engine(cpu, n_ctx, n_pages), threads)
+        model.load_seconds = time.perf_counter() - started
+        _debug(2, f"compiled {compiled - started:.3f} s, loaded {model.load_seconds:.3f} s in all")
+        return model
+
+    # -- prompts ---------------------------------------------------------------------
+    def encode_prompt(
+        self,
+        text: str,
+        *,
+        system: str | None = None,
+        raw: bool = False,
+        template_kwargs: dict[str, object] | None = None,
+    ) -> list[int]:
+        """Token ids of one user message in the model's chat template.
+
+        `raw`, or a model without a template, continues the text as it is.
+        """
+        if raw or self.chat_template is None:
+            return self.tokenizer.encode_prompt(text, [(0, len(text))])
+        messages: list[dict[str, object]] = []
+        if system is not None:
+            messages.append({"role": "system", "content": system})
+        messages.append({"role": "user", "content": text})
+        rendered = self.chat_template.render(messages, **(template_kwargs or {}))
+        return self.chat_template.encode(rendered)
+
+    # -- generation ------------------------------------------------------------------
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Iterator[Piece]:
+        """Yield the answer token by token; `last_stats` is filled when it ends.
+
+        *Raises* `ContextError` when the prompt does not fit the context.
+        """
+        prompt = list(prompt_ids)
+        if not prompt:
+            raise UsageError("the prompt has no tokens; give some text")
+        if len(prompt) > self.n_ctx:
+            raise ContextError(
+                f"the prompt has {len(prompt)} tokens and the context holds {self.n_ctx}; "
+                "shorten it or raise -c"
+            )
+        sampler = Sampler(params or SamplingParams(), self.graph.meta.n_vocab)
+        sequence = self.engine.new_sequence()
+        stats = self.last_stats = Stats(prompt_tokens=len(prompt))
+        try:
+            yield from self._answer(prompt, sampler, sequence, stats, max_tokens, stop)
+        finally:
+            sequence.close()
+
+    def _answer(self, prompt, sampler, sequence, stats, max_tokens, stop):  # type: ignore[no-untyped-def]
+        for token in prompt:
+            sampler.accept(token)
+        started = time.perf_counter()
+        logits = self.engine.prefill(sequence, prompt)
+        stats.prompt_seconds = time.perf_counter() - started
+        decoder, held = self.tokenizer.stream_decoder(), StopText(stop)
+        ends = self.tokenizer.end_ids
+        started = time.perf_counter()
+        while max_tokens is None or stats.generated_tokens < max_tokens:
+            token = sampler.sample(logits, stats.generated_tokens)
+            sampler.accept(token)
+            stats.generated_tokens += 1
+            stats.generate_seconds = time.perf_counter() - started
+            if token in ends:
+                stats.stop_reason = "end"
+                break
+            text = held.push(decoder.push(token))
+            yield Piece(text, token)
+            if held.found:
+                stats.stop_reason = "stop"
+                return
+            if stats.generated_tokens == max_tokens:
+                break
+            if len(sequence) >= self.n_ctx:
+                stats.stop_reason = "context"
+                break
+            logits = self.engine.decode(sequence, token)
+        rest = held.push(decoder.flush()) + held.flush()
+        if rest:
+            yield Piece(rest, token)
+
+    # -- measuring -------------------------------------------------------------------
+    def bench_prefill(self, n_tokens: int) -> float:
+        """Seconds that a prompt of so many tokens takes."""
+        sequence = self.engine.new_sequence()
+        tokens = [(i * 7919) % self.graph.meta.n_vocab for i in range(n_tokens)]
+        started = time.perf_counter()
+        self.engine.prefill(sequence, tokens)
+        seconds = time.perf_counter() - started
+        sequence.close()
+        return seconds
+
+    def bench_decode(self, n_tokens: int) -> float:
+        """Seconds that so many tokens take, one pass over the weights each."""
+        sequence = self.engine.new_sequence()
+        token = self.tokenizer.bos_id or 0
+        started = time.perf_counter()
+        for _ in range(n_tokens):
+            logits = self.engine.decode(sequence, token)
+            token = int(logits.argmax())
+        seconds = time.perf_counter() - started
+        sequence.close()
+        return seconds
+
+    def close(self) -> None:
+        """Give threads and the file back."""
+        self.engine.device.close()
+        self.file.close()
+
+
+class StopText:
+    """Holds text back while it may be the beginning of a stop text."""
+
+    def __init__(self, stops: Sequence[str]):
+        self._stops = [s for s in stops if s]
+        self._held = ""
+        self.found = False
+
+    def push(self, text: str) -> str:
+        """Text that is safe to show now; `found` is set once a stop text appeared."""
+        if not self._stops:
+            return text
+        self._held += text
+        hits = [at for at in (self._held.find(s) for s in self._stops) if at >= 0]
+        if hits:
+            self.found = True
+            shown, self._held = self._held[: min(hits)], ""
+            return shown
+        keep = max(
+            n
+            for s in self._stops
+            for n in range(len(s))
+            if n == 0 or self._held.endswith(s[:n])
+        )
+        cut = len(self._held) - keep
+        shown, self._held = self._held[:cut], self._held[cut:]
+        return shown
+
+    def flush(self) -> str:
+        """What is still held when the answer ends."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _context(graph: Graph, asked: int | None) -> int:
+    """The context length to run with."""
+    trained = graph.meta.n_ctx_train
+    if asked is None:
+        return min(DEFAULT_CTX, trained) if trained else DEFAULT_CTX
+    if asked == 0:
+        return trained or DEFAULT_CTX
+    if asked < 0:
+        raise UsageError(f"a context of {asked} tokens makes no sense; give -c a positive number")
+    return asked
+
+
+def _debug(level: int, text: str) -> None:
+    if settings.debug_level() >= level:
+        print(f"kinetic: {text}", file=sys.stderr)
+
+
+# -- looking inside ------------------------------------------------------------------------
+def show(
+    path: str | os.PathLike[str] | Path,
+    *,
+    after: str | None = None,
+    plan: bool = False,
+    asm: str | None = None,
+    device_class: str | None = None,
+) -> str:
+    """The IR of a model, after a pass if one is named; or its plan; or a kernel's assembly.
+
+    *Raises* `UsageError` for an unknown pass or kernel.
+    """
+    graph, target = _graph(path), cpu_target(device_class)
+    if plan:
+        return _plan_text(graph, target)
+    if asm is not None:
+        return _assembly_of(graph, target, asm)
+    return str(run_passes(graph, after=after) if after else graph)
+
+
+def show_names(path: str | os.PathLike[str] | Path, *, device_class: str | None = None) -> str:
+    """The passes and kernels that `show` can be asked for."""
+    made = make_schedule(run_passes(_graph(path)), cpu_target(device_class))
+    lines = ["passes:", *(f"  {p.name:16} {p.sentence}" for p in CPU_PASSES), "kernels:"]
+    return "\n".join(lines + [f"  {name}" for name in sorted(made.kernels)]) + "\n"
+
+
+def _graph(path: str | os.PathLike[str] | Path) -> Graph:
+    with GGUFFile.open(path) as file:
+        return families.build(file)
+
+
+def _plan_text(graph: Graph, target: CpuTarget) -> str:
+    made = make_schedule(run_passes(graph), target)
+    lines = [f"{len(made.launches)} launches, arena {made.arena_bytes / 2**20:.1f} MiB"]
+    lines += [_launch_text(i, launch) for i, launch in enumerate(made.launches)]
+    return "\n".join(lines) + "\n"
+
+
+def _launch_text(index: int, launch: Launch) -> str:
+    args = ", ".join(f"{a.kind.name.lower()} {a.value}".rstrip() for a in launch.args)
+    barrier = " | barrier" if launch.barrier else ""
+    return f"{index:4} {launch.kernel}({args}) -> %{launch.node}{barrier}"
+
+
+def _assembly_of(graph: Graph, target: CpuTarget, kernel: str) -> str:
+    made = make_schedule(run_passes(graph), target)
+    if kernel not in made.kernels:
+        names = ", ".join(sorted(made.kernels))
+        raise UsageError(f"no kernel of this model is called {kernel!r}; it has {names}")
+    only = [*made.kernels[kernel]()]
+    known = {f.name for f in only}
+    needed = [f for f in kernel_functions(made) if f.name in known]
+    return assembly(target, module_text(target, needed))
