@@ -32,7 +32,13 @@ class Candidates(NamedTuple):
 
 def weights(c: Candidates) -> Floats:
     """`exp(logit - best logit)`: probabilities before they are divided by their sum."""
-    return exp_nonpositive(c.logits - c.logits[0])
+    return exp_nonpositive(below_best(c))
+
+
+def below_best(c: Candidates) -> Floats:
+    """`logit - best logit`, at or below 0."""
+    with np.errstate(over="ignore"):
+        return c.logits - c.logits[0]
 
 
 def exp_nonpositive(x: Floats) -> Floats:

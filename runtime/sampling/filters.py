@@ -13,6 +13,7 @@ from kinetic.ir.math_numpy import NUMPY
 from kinetic.runtime.sampling.candidates import (
     Candidates,
     Floats,
+    below_best,
     log,
     reciprocal,
     running_sum,
@@ -56,9 +57,10 @@ def typical(c: Candidates, p: float) -> Candidates:
         return c
     w = weights(c)
     total = running_sum(w)[-1]
-    surprise = log(total) - (c.logits - c.logits[0])
-    # A weight that is 0 adds nothing, however surprising it is.
-    entropy = running_sum(w * reciprocal(total) * surprise)[-1]
+    surprise = log(total) - below_best(c)
+    # A weight of 0 adds nothing, however surprising it is, were it infinitely so.
+    finite = np.where(w > 0, surprise, np.float32(0))
+    entropy = running_sum(w * reciprocal(total) * finite)[-1]
     apart = np.abs(surprise - entropy)
     nearest = np.argsort(apart, kind="stable")
     inside = running_sum(w[nearest])
@@ -97,4 +99,4 @@ def temper(c: Candidates, temperature: float) -> Candidates:
     largest = float(np.finfo(np.float32).max)
     inverse = np.float32(min(1 / max(temperature, 1e-300), largest))
     with np.errstate(over="ignore"):
-        return Candidates(c.ids, (c.logits - c.logits[0]) * inverse)
+        return Candidates(c.ids, below_best(c) * inverse)

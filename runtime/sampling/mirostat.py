@@ -14,6 +14,7 @@ from kinetic.ir.math_numpy import NUMPY
 from kinetic.runtime.sampling.candidates import (
     Candidates,
     Floats,
+    below_best,
     log,
     reciprocal,
     running_sum,
@@ -29,7 +30,7 @@ _ESTIMATE_OVER = 100
 def surprises(c: Candidates) -> Floats:
     """Bits of surprise of each candidate among these."""
     total = running_sum(weights(c))[-1]
-    return (log(total) - (c.logits - c.logits[0])) * LOG2E
+    return (log(total) - below_best(c)) * LOG2E
 
 
 def cut(c: Candidates, version: int, mu: np.float32, n_vocab: int) -> Candidates:
