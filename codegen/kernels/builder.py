@@ -116,6 +116,9 @@ class Value:
     def __floordiv__(self, other: Value | Number) -> Value:
         return self._binary("udiv", other)
 
+    def __mod__(self, other: Value | Number) -> Value:
+        return self._binary("urem", other)
+
     def __and__(self, other: Value | Number) -> Value:
         return self._binary("and", other)
 
@@ -252,7 +255,7 @@ class Builder(ABC):
 
     @abstractmethod
     def binary(self, op: str, a: Value, b: Value) -> Value:
-        """`add sub mul`, for integers also `and or xor shl lshr ashr`, for `U32` also `udiv`."""
+        """`add sub mul`; integers also `and or xor shl lshr ashr`; `U32` also `udiv urem`."""
 
     @abstractmethod
     def compare(self, op: str, a: Value, b: Value) -> Value:

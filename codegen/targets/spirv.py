@@ -75,6 +75,7 @@ class Op(IntEnum):
     IMul = 132
     FMul = 133
     UDiv = 134
+    UMod = 137
     LogicalOr = 166
     LogicalAnd = 167
     Select = 169
@@ -165,6 +166,7 @@ INT_OPS = {
     "sub": Op.ISub,
     "mul": Op.IMul,
     "udiv": Op.UDiv,
+    "urem": Op.UMod,
     "and": Op.BitwiseAnd,
     "or": Op.BitwiseOr,
     "xor": Op.BitwiseXor,

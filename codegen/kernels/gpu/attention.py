@@ -21,7 +21,6 @@ TILE = 64
 TILES = 8
 """Tiles of a segment."""
 SEGMENT = TILE * TILES
-TILE_SHIFT, SEGMENT_SHIFT = 6, 9
 SCORE_CHAINS = 4
 SUM_CHAINS = 8
 NO_SCORE = -1e30
@@ -59,8 +58,8 @@ class View:
         self.length = lengths[row]
         limited = self.length > window
         self.first = k.select(limited, self.length - window, k.const(U32, 0))
-        self.first_segment = self.first >> SEGMENT_SHIFT
-        self.segments = ((self.length - 1) >> SEGMENT_SHIFT) - self.first_segment + 1
+        self.first_segment = self.first // SEGMENT
+        self.segments = (self.length - 1) // SEGMENT - self.first_segment + 1
 
 
 @cache
@@ -93,16 +92,16 @@ def attention_segments(heads: Heads) -> Kernel:
         channels = channels_of(thread, heads)
 
         with k.if_(segment < view.segments):
-            start = (view.first_segment + segment) << SEGMENT_SHIFT
+            start = (view.first_segment + segment) * SEGMENT
             first = k.maximum(start, view.first)
             end = k.minimum(start + SEGMENT, view.length)
             m = k.variable(k.const(F32, NO_SCORE))
             total = k.variable(k.const(F32, 0.0))
             acc = [k.variable(k.const(F32, 0.0)) for _ in channels]
 
-            with k.loop(first >> TILE_SHIFT, (end + (TILE - 1)) >> TILE_SHIFT) as tile:
+            with k.loop(first // TILE, (end + (TILE - 1)) // TILE) as tile:
                 page = page_start(heads, table[row * table_width + tile], head)
-                tile_start = tile << TILE_SHIFT
+                tile_start = tile * TILE
                 low = k.maximum(tile_start, first) - tile_start
                 high = k.minimum(tile_start + TILE, end) - tile_start
                 visible = (thread >= low) & (thread < high)

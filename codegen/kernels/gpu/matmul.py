@@ -26,6 +26,8 @@ WORKGROUP = CHAINS * OUTPUTS
 def matmul(fmt: BlockFormat, tile: int = 1) -> Kernel:
     """The kernel for a format that takes `tile` rows of the step at a time.
 
+    Up to 8 rows fit the registers of every format; 16 spill in formats of 256-value blocks.
+
     *Shapes*: `w` blocks [N, blocks]; `x_codes` i8 [T, K]; `x_scales` f32 [T, blocks];
     `x_sums` i32 [T, K/16]; `y` f32 [T, N]. *Grid*: (ceil(N / 8), ceil(T / tile), 1).
     """
@@ -40,8 +42,8 @@ def matmul(fmt: BlockFormat, tile: int = 1) -> Kernel:
         partial = k.shared(F32, WORKGROUP * tile)
 
         lane = k.thread()
-        chain = lane & (CHAINS - 1)
-        output = k.group(0) * OUTPUTS + (lane >> 2)
+        chain = lane % CHAINS
+        output = k.group(0) * OUTPUTS + lane // CHAINS
         first_row = k.group(1) * tile
         # Threads past the edge repeat the last output or row, and do not store.
         safe_output = k.minimum(output, outputs - 1)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import cache
 
 from kinetic.codegen.kernels.builder import F32, I32, U32, Builder, Kernel, Value
-from kinetic.codegen.kernels.gpu.block_reader import BYTES
+from kinetic.codegen.kernels.gpu.block_reader import BYTES, RUN_WORDS
 from kinetic.codegen.kernels.gpu.fold import fold
 from kinetic.codegen.kernels.math_words import MathWords
 from kinetic.ir import math
-from kinetic.ir.quant.base import RUN
 
 WORD = 4
 """Codes of a thread: one word."""
@@ -48,7 +47,7 @@ def quantize_rows(values: int) -> Kernel:
             peak = k.maximum(peak, value.as_type(U32) & math.MAGNITUDE)
         peaks[thread] = peak
         k.barrier()
-        lane = thread & (lanes - 1)
+        lane = thread % lanes
         block_start = thread - lane
         fold(k, peaks, [block_start], lane, lanes, k.maximum)
         amax = peaks[block_start]
@@ -69,12 +68,12 @@ def quantize_rows(values: int) -> Kernel:
         with k.if_(inside):
             codes[word] = packed
         with k.if_(inside & lane.equals(0)):
-            scales[word_number(word, lanes)] = d_x
-        with k.if_(inside & (thread & (RUN // WORD - 1)).equals(0)):
+            scales[word // lanes] = d_x
+        with k.if_(inside & (thread % RUN_WORDS).equals(0)):
             total = word_sums[thread]
-            for i in range(1, RUN // WORD):
+            for i in range(1, RUN_WORDS):
                 total = total + word_sums[thread + i]
-            sums[word_number(word, RUN // WORD)] = total
+            sums[word // RUN_WORDS] = total
 
     return Kernel(f"quantize_rows_{values}", WORKGROUP, body)
 
@@ -83,8 +82,3 @@ def nearest(k: Builder, x: Value) -> Value:
     """`x` rounded to an integer and kept within -127..127."""
     rounded = math.rne_int(MathWords(k), x)
     return k.minimum(k.maximum(rounded, -127), 127)
-
-
-def word_number(word: Value, size: int) -> Value:
-    """`word / size` for a power of two."""
-    return word >> (size.bit_length() - 1)
