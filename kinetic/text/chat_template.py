@@ -244,9 +244,7 @@ def _content(content: object, where: str) -> object:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in ("text", "input_text", "output_text", "refusal"):
             # The value is left out on purpose: it may be megabytes of image.
-            raise TemplateError(
-                f"{where}.content[{index}] is not text; this model takes only text"
-            )
+            raise TemplateError(f"{where}.content[{index}] is not text; this model takes only text")
         text = part.get("text", part.get("refusal", ""))
         if not isinstance(text, str):
             raise TemplateError(f"{where}.content[{index}].text must be a string")

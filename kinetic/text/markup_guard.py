@@ -70,8 +70,7 @@ class MarkupTokens:
         trimmed = text.strip()
         longest = min(len(trimmed), len(self.texts[0]))
         return any(
-            trimmed[:k] in self._tails or trimmed[-k:] in self._heads
-            for k in range(1, longest + 1)
+            trimmed[:k] in self._tails or trimmed[-k:] in self._heads for k in range(1, longest + 1)
         )
 
 

@@ -21,7 +21,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
-from jinja2.runtime import Context, markup_join
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
@@ -175,7 +175,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         """The `~` operator."""
         texts = [v if isinstance(v, str) else str(v) for v in values]
         _check_size(sum(map(len, texts)))
-        return markup_join(texts) if any(hasattr(t, "__html__") for t in texts) else "".join(texts)
+        return "".join(texts)
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
         sized = (str, bytes, list, tuple)
@@ -194,7 +194,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, obj: object, /, *args: object, **kwargs: object) -> object:  # type: ignore[override]
-        owner = getattr(obj, "__self__", None)
+        # The sandbox wraps str.format, and keeps the method itself in __wrapped__.
+        owner = getattr(getattr(obj, "__wrapped__", obj), "__self__", None)
         if isinstance(owner, str):
             _check_method(owner, getattr(obj, "__name__", ""), args)
         result = super().call(context, obj, *args, **kwargs)
