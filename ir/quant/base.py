@@ -46,7 +46,10 @@ class Plane:
 
 @dataclass(frozen=True)
 class BitMask:
-    """One bit of every code, packed: value `i` is bit `i % 8` of byte `offset + i // 8`."""
+    """Codes packed one after the other: value `i` is the `bits` bits from bit `i * bits` on.
+
+    For one bit that is bit `i % 8` of byte `offset + i // 8`.
+    """
 
     place: int
     offset: int
@@ -60,7 +63,9 @@ class BlockFormat:
     `min_sign` is -1 for `- dmin * m_j` (K formats), +1 for `+ dmin` (Q4_1, Q5_1, where
     `m_j` is 1), 0 for formats without a minimum. `flip` is xor-ed into the code, which
     turns signed bytes into unsigned codes. `group` values share an integer scale.
-    `dequantize(d, dmin, s, m, q)` is ggml's float expression, `q` being `code - zero`.
+    `dequantize(d, dmin, s, m, q)` is ggml's float expression, `q` being `code - zero`, or
+    `codebook[code]` where there is a codebook. `d` is an f16, or with `d_e8m0` one byte `e`
+    that means 2^(e - 128).
     """
 
     name: str
@@ -78,6 +83,8 @@ class BlockFormat:
     scale: Callable[[Reader, int], Any] | None = None
     minimum: Callable[[Reader, int], Any] | None = None
     scale_signed: bool = False
+    codebook: tuple[int, ...] | None = None
+    d_e8m0: bool = False
 
     @property
     def bits(self) -> int:

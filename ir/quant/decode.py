@@ -41,6 +41,13 @@ def codes(fmt: BlockFormat, raw: Bytes) -> Ints:
     return out ^ np.int32(fmt.flip)
 
 
+def quants(fmt: BlockFormat, raw: Bytes) -> Ints:
+    """The integers that the codes stand for: `[..., blocks, values]`."""
+    if fmt.codebook is not None:
+        return np.array(fmt.codebook, np.int32)[codes(fmt, raw)]
+    return codes(fmt, raw) - np.int32(fmt.zero)
+
+
 def scales(fmt: BlockFormat, raw: Bytes) -> Ints:
     """The integer scales, 1 where the format has none: `[..., blocks, groups]`."""
     return _per_group(fmt, raw, fmt.scale)
@@ -53,6 +60,8 @@ def minima(fmt: BlockFormat, raw: Bytes) -> Ints:
 
 def d(fmt: BlockFormat, raw: Bytes) -> Floats:
     """The block's scale: `[..., blocks]`."""
+    if fmt.d_e8m0:
+        return _half_power(_check(fmt, raw)[..., fmt.d].astype(np.int32))
     return _f16_at(_check(fmt, raw), fmt.d)
 
 
@@ -68,7 +77,7 @@ def dequantize(fmt: Format, raw: Bytes) -> Floats:
     if not isinstance(fmt, BlockFormat):
         return _floats(fmt, _check(fmt, raw))
     grouped = (*raw.shape[:-1], fmt.groups, fmt.group_values)
-    q = (codes(fmt, raw) - np.int32(fmt.zero)).astype(np.float32).reshape(grouped)
+    q = quants(fmt, raw).astype(np.float32).reshape(grouped)
     s = scales(fmt, raw).astype(np.float32)[..., None]
     m = minima(fmt, raw).astype(np.float32)[..., None]
     with np.errstate(all="ignore"):
@@ -103,7 +112,8 @@ def _places(plane: Plane | BitMask, values: int) -> tuple[NDArray[np.intp], Byte
     """Byte offset and right shift of each value's bits in a block."""
     index = np.arange(values)
     if isinstance(plane, BitMask):
-        return plane.offset + index // 8, (index % 8).astype(np.uint8)
+        bit = index * plane.bits
+        return plane.offset + bit // 8, (bit % 8).astype(np.uint8)
     runs = [plane.at(run) for run in range(values // RUN)]
     offsets = np.repeat([offset for offset, _ in runs], RUN) + index % RUN
     return offsets, np.repeat([shift for _, shift in runs], RUN).astype(np.uint8)
@@ -120,6 +130,12 @@ def _per_group(fmt: BlockFormat, raw: Bytes, declared: object) -> Ints:
 def _f16_at(raw: Bytes, offset: int) -> Floats:
     low, high = raw[..., offset].astype(np.int32), raw[..., offset + 1].astype(np.int32)
     return np.asarray(math.f16_bits_to_f32(NUMPY, low | (high << np.int32(8))), np.float32)
+
+
+def _half_power(e: Ints) -> Floats:
+    """2^(e - 128); the two smallest are subnormal floats."""
+    bits = np.where(e < 2, np.int32(0x00200000) << np.minimum(e, 1), (e - 1) << np.int32(23))
+    return bits.astype(np.int32).view(np.float32)
 
 
 def _floats(fmt: Format, raw: Bytes) -> Floats:

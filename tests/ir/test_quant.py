@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from kinetic.errors import InternalError, UnsupportedError
 from kinetic.ir.ggml_types import GGML_TYPES
-from kinetic.ir.quant import FORMATS, by_ggml_id, decode, doc_table
+from kinetic.ir.quant import DECLARED, FORMATS, by_ggml_id, decode, doc_table
 from kinetic.ir.quant.base import RUN, BitMask, BlockFormat, FloatFormat
 
-BLOCK_FORMATS = [f for f in FORMATS.values() if isinstance(f, BlockFormat)]
+BLOCK_FORMATS = [f for f in DECLARED.values() if isinstance(f, BlockFormat)]
 each_block_format = pytest.mark.parametrize("fmt", BLOCK_FORMATS, ids=lambda f: f.name)
 
 
@@ -22,23 +22,23 @@ def same_words(a: np.ndarray, b: np.ndarray) -> bool:
     return bool(np.array_equal(a.view(np.int32), b.view(np.int32)))
 
 
-@pytest.mark.parametrize("name", [n for n in FORMATS if n not in ("F32", "F16")])
+@pytest.mark.parametrize("name", [n for n in DECLARED if n not in ("F32", "F16")])
 def test_committed_blocks_dequantize_bit_for_bit(name: str, golden_dir: Path) -> None:
     golden = np.load(golden_dir / "quants" / "blocks.npz")
     raw, want = golden[f"q_{name}"], golden[f"dq_{name}"]
     assert len(raw) >= 4
-    got = decode.dequantize(FORMATS[name], raw[:, None, :])
+    got = decode.dequantize(DECLARED[name], raw[:, None, :])
     assert same_words(got, want)
 
 
-@pytest.mark.parametrize("name", [n for n in FORMATS if n not in ("F32", "F16")])
+@pytest.mark.parametrize("name", [n for n in DECLARED if n not in ("F32", "F16")])
 def test_every_golden_block_dequantizes_bit_for_bit(name: str, shared_dir: Path) -> None:
     golden = np.load(shared_dir / "golden" / "quants" / f"{name.lower()}.npz")
     rows = [key for key in golden.files if key.startswith("q_")]
     assert len(rows) >= 11
     for key in rows:
-        raw = decode.as_blocks(FORMATS[name], golden[key])
-        assert same_words(decode.dequantize(FORMATS[name], raw), golden["d" + key]), key
+        raw = decode.as_blocks(DECLARED[name], golden[key])
+        assert same_words(decode.dequantize(DECLARED[name], raw), golden["d" + key]), key
 
 
 def test_plain_floats() -> None:
@@ -49,11 +49,11 @@ def test_plain_floats() -> None:
         assert same_words(decode.dequantize(FORMATS[name], raw), x)
 
 
-@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
+@pytest.mark.parametrize("fmt", DECLARED.values(), ids=lambda f: f.name)
 def test_sizes_and_numbers_are_ggmls(fmt: BlockFormat | FloatFormat) -> None:
     ggml = GGML_TYPES[fmt.ggml_id]
     assert (ggml.name, ggml.values, ggml.nbytes) == (fmt.name, fmt.values, fmt.nbytes)
-    assert by_ggml_id(fmt.ggml_id) is fmt
+    assert fmt.name not in FORMATS or by_ggml_id(fmt.ggml_id) is fmt
 
 
 @each_block_format
@@ -63,14 +63,16 @@ def test_every_bit_of_a_block_is_read_once(fmt: BlockFormat) -> None:
     for plane in fmt.planes:
         for i in range(fmt.values):
             if isinstance(plane, BitMask):
-                offset, shift = plane.offset + i // 8, i % 8
+                offset, shift = plane.offset + i * plane.bits // 8, i * plane.bits % 8
             else:
                 start, shift = plane.at(i // RUN)
                 offset = start + i % RUN
             for bit in range(shift, shift + plane.bits):
                 assert bit < 8 and owner.setdefault((offset, bit), i) == i
     assert len(owner) == fmt.values * fmt.bits
-    used = {offset for offset, _ in owner} | {fmt.d, fmt.d + 1}
+    used = {offset for offset, _ in owner} | {fmt.d}
+    if not fmt.d_e8m0:
+        used.add(fmt.d + 1)
     if fmt.dmin is not None:
         used |= {fmt.dmin, fmt.dmin + 1}
     scale_bytes = set(range(fmt.nbytes)) - used
@@ -98,7 +100,9 @@ def test_the_parts_make_the_whole(fmt: BlockFormat) -> None:
     raw = rng.integers(0, 256, (3, 2, fmt.nbytes)).astype(np.uint8)
     for offset in [fmt.d] if fmt.dmin is None else [fmt.d, fmt.dmin]:
         raw[..., offset : offset + 2] = np.float16([0.37]).view(np.uint8)
-    q = decode.codes(fmt, raw).astype(float) - fmt.zero
+    if fmt.d_e8m0:
+        raw[..., fmt.d] = 126
+    q = decode.quants(fmt, raw).astype(float)
     s, m = (f(fmt, raw).repeat(fmt.group_values, -1) for f in (decode.scales, decode.minima))
     d, dmin = decode.d(fmt, raw)[..., None], decode.dmin(fmt, raw)[..., None]
     want = d * s * q + fmt.min_sign * dmin * m
@@ -115,9 +119,18 @@ def test_leading_shapes_and_strides_do_not_matter() -> None:
     assert same_words(decode.dequantize(fmt, raw[::2, 1]), np.ascontiguousarray(whole[::2, 1]))
 
 
+def test_the_scale_of_mxfp4_is_half_a_power_of_two() -> None:
+    raw = np.zeros((1, 256, 17), np.uint8)
+    raw[0, :, 0] = np.arange(256)
+    want = 2.0 ** (np.arange(256) - 128.0)
+    assert np.array_equal(decode.d(DECLARED["MXFP4"], raw)[0], want)  # type: ignore[arg-type]
+
+
 def test_unknown_formats_are_named() -> None:
     with pytest.raises(UnsupportedError, match="Q8_K"):
         by_ggml_id(15)
+    with pytest.raises(UnsupportedError, match="Q3_K"):
+        by_ggml_id(11)
     with pytest.raises(UnsupportedError, match=r"Q4_0_4_4.*old"):
         by_ggml_id(31)
     with pytest.raises(UnsupportedError, match="number 999 is unknown"):
