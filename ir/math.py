@@ -21,7 +21,7 @@ the last place of the exact result (`tests/ir/test_math.py` holds them to it):
 | `sigmoid` | 38 | 3.5 | flushes to +0 below 2^-126 |
 | `silu` | 39 | 4 | where the sigmoid is not flushed; -inf gives NaN (inf * 0) |
 | `tanh` | 41 | 4 | odd, exact for tiny x |
-| `gelu_tanh` | 43 | | relative error up to (abs x)^3 2^-23: the argument's own rounding |
+| `gelu_tanh` | 43 | | relative error below 2^-23 max(4, 4 abs z), `z` as defined there |
 | `erf` | 56 | 1.5 | odd |
 | `gelu_erf` | 60 | | absolute error up to abs x 2^-23 |
 | `softplus` | 56 | 2 | flushes to +0 below 2^-126 |
@@ -197,7 +197,7 @@ def rsqrt(b: MathBuilder[V], x: V) -> V:
     scaled, back = _out_of_subnormals(b, x, 2.0**12)
     y = b.fmul(rsqrt_mid(b, scaled), back)
     y = b.select(b.feq(x, b.f32(float("inf"))), b.f32(0.0), y)
-    # At a zero the start's bits, the only other way out, are turned into an infinity.
+    # A zero's sign with the exponent filled in is the infinity of that sign.
     edge = b.select(b.feq(x, b.f32(0.0)), b.unbits(b.ior(b.bits(x), b.i32(INF_BITS))), _nan(b))
     return b.select(b.fgt(x, b.f32(0.0)), y, edge)
 
