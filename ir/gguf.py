@@ -32,7 +32,7 @@ from kinetic.errors import ModelFileError, UnsupportedError
 from kinetic.ir.ggml_types import GGML_TYPES, REMOVED_TYPES
 from kinetic.ir.gguf_strings import ChainBroken, StringArray, scan_strings
 
-Value = bool | int | float | str | NDArray[np.generic] | StringArray | list  # type: ignore[type-arg]
+Value = bool | int | float | str | NDArray[np.generic] | StringArray | list
 T = TypeVar("T")
 
 MAX_DIMS = 4
@@ -163,7 +163,7 @@ class GGUFFile:
 
     def get_array(
         self, key: str, default: T | _Required = REQUIRED
-    ) -> NDArray[np.generic] | StringArray | list | T:  # type: ignore[type-arg]
+    ) -> NDArray[np.generic] | StringArray | list | T:
         """An array: numpy for numbers and bools, StringArray for strings, list for arrays."""
         return self._get(
             key, default, "an array", lambda v: isinstance(v, (np.ndarray, StringArray, list)), None
@@ -274,7 +274,7 @@ class _Parser:
 
     def __init__(self, path: str, mapped: mmap.mmap | None, buf: NDArray[np.uint8]) -> None:
         self.shown = display_path(path)
-        self.raw = memoryview(buf)
+        self.raw = buf.data
         self.buf = buf
         self.size = len(buf)
         self.pos = 0

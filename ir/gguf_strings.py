@@ -56,7 +56,7 @@ class StringArray(Sequence[str]):
         blob = self._buf[first : first + ends[-1]].tobytes()
         return [blob[a:b] for a, b in zip(begins, ends, strict=True)]
 
-    def __getitem__(self, index):  # type: ignore[no-untyped-def,override]
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
         if isinstance(index, slice):
             return [self._decode(i) for i in range(*index.indices(len(self)))]
         if index < 0:
@@ -111,7 +111,7 @@ def scan_strings(buf: Bytes, pos: int, count: int) -> tuple[Offsets, Offsets, in
     lengths = np.empty(count, np.int64)
     size = len(buf)
     done = 0
-    view = memoryview(buf)
+    view = buf.data
     while done < count:
         n = _chain_in_window(buf, pos, count - done, starts[done:], lengths[done:])
         if n:

@@ -7,7 +7,7 @@ import functools
 from kinetic.errors import ModelFileError
 from kinetic.text.merging import PairTable, merge
 from kinetic.text.pretokenizers import Rules
-from kinetic.text.vocab import Strings, Vocab
+from kinetic.text.vocab import Metadata, Strings, Vocab
 
 _CACHED_WORDS = 1 << 16
 _CACHED_LENGTH = 64
@@ -116,14 +116,14 @@ class BpeModel:
         return [ids[s] for s in spelled if s in ids]
 
 
-def merges_of(gguf: object, required: bool) -> Strings | None:
+def merges_of(gguf: Metadata, required: bool) -> Strings | None:
     """The list of merges, which only a few vocabularies do without.
 
     *Raises*: ModelFileError if it is missing and needed.
     """
-    found = gguf.get_strings("tokenizer.ggml.merges", None)  # type: ignore[attr-defined]
+    found = gguf.get_strings("tokenizer.ggml.merges", None)
     if found is None and required:
         raise ModelFileError(
             "metadata key tokenizer.ggml.merges is missing; convert the file again"
         )
-    return found  # type: ignore[no-any-return]
+    return found

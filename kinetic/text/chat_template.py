@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,8 +19,14 @@ from kinetic.text.vocab import Metadata
 
 Message = Mapping[str, object]
 
+# A template that asks whether a message has content must be told the truth; to others absent
+# content is an empty text, which every string operation accepts.
+_ASKS_FOR_NONE = re.compile(r"content['\"]?\]?\s*(is\s+(not\s+)?|[!=]=\s*)[Nn]one")
+
 MAX_TEMPLATE_BYTES = 1 << 20
-_KNOWN_ROLES = frozenset("system developer user assistant tool function ipython".split())
+_KNOWN_ROLES = frozenset(
+    ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+)
 # What a model wrote earlier and the client sends back.
 _MODEL_FIELDS = ("content", "reasoning_content", "reasoning", "thinking")
 
@@ -86,8 +93,8 @@ class ChatTemplate:
         """The prompt of a conversation; `kwargs` reach the template as variables.
 
         A developer message becomes a system message unless the template names the role. Text
-        parts are joined by newlines; absent content becomes empty; the arguments of tool calls
-        are objects.
+        parts are joined by newlines; absent content is an empty text, or None if the template
+        asks about None; None prints nothing; the arguments of tool calls are objects.
 
         *Raises*: TemplateError, with the template's own words if it refused the conversation.
         """
@@ -162,7 +169,9 @@ class ChatTemplate:
         self._check_role(role, where)
         out: dict[str, object] = {k: v for k, v in message.items() if v is not None}
         out["role"] = "system" if role == "developer" and "developer" not in source else role
-        out["content"] = _content(message.get("content"), where)
+        content = _content(message.get("content"), where)
+        keep_none = "tool_calls" in out and _ASKS_FOR_NONE.search(source)
+        out["content"] = "" if content is None and not keep_none else content
         calls = message.get("tool_calls")
         if isinstance(calls, Sequence) and not isinstance(calls, str):
             out["tool_calls"] = [_tool_call(c) for c in calls]
@@ -235,9 +244,7 @@ class _Program:
 
 
 def _content(content: object, where: str) -> object:
-    if content is None:
-        return ""
-    if isinstance(content, str) or not isinstance(content, Sequence):
+    if content is None or isinstance(content, str) or not isinstance(content, Sequence):
         return content
     texts = []
     for index, part in enumerate(content):

@@ -17,6 +17,7 @@ is not seen through.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -25,7 +26,8 @@ from kinetic.errors import TemplateError
 Span = tuple[int, int]
 Json = object
 
-_PLANES = range(0xF0000, 0x10FF00, 0x100)
+# The private planes in rows of 256; a row that the conversation uses is left alone.
+_ROWS = range(0xF00, 0x10FF)
 _PRIVATE = re.compile("[\U000f0000-\U0010ffff]")
 _PREFIX = 3
 
@@ -84,12 +86,12 @@ class MarkupGuard:
         self._model = model
         marks = sorted(user.marks | model.marks)
         taken = {ord(c) >> 8 for s in (*_strings(inputs), template) for c in _PRIVATE.findall(s)}
-        rows = [base for base in _PLANES if base >> 8 not in taken]
-        needed = 2 * len(marks)
-        if len(marks) > 128 or len(rows) < 2 or needed > 256 * len(rows):
-            raise TemplateError("the conversation uses every private-use character; remove some")
-        self._as_user = {ord(c): rows[0] + i for i, c in enumerate(marks)}
-        self._as_model = {ord(c): rows[1] + i for i, c in enumerate(marks)}
+        free = (code for row in _ROWS if row not in taken for code in range(row << 8, row + 1 << 8))
+        codes = list(itertools.islice(free, 2 * len(marks)))
+        if len(codes) < 2 * len(marks):
+            raise TemplateError("the conversation uses nearly every private-use character")
+        self._as_user = {ord(c): codes[i] for i, c in enumerate(marks)}
+        self._as_model = {ord(c): codes[len(marks) + i] for i, c in enumerate(marks)}
         self._back = {
             new: old for table in (self._as_user, self._as_model) for old, new in table.items()
         }

@@ -110,12 +110,15 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[LoopControlExtension, GenerationTag],
+            finalize=_or_empty,
         )
         self._call = _Call()
         self.globals["raise_exception"] = _raise
         self.globals["strftime_now"] = lambda form: now().strftime(str(form))
         del self.globals["lipsum"]
         self.filters["tojson"] = self._tojson
+        trim = self.filters["trim"]
+        self.filters["trim"] = lambda value, *args: trim(_or_empty(value), *args)
         for name in ("urlize", "xmlattr"):
             del self.filters[name]
         for name in ("center", "indent", "wordwrap", "batch", "slice", "format", "replace"):
@@ -173,12 +176,16 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def join_values(self, *values: object) -> str:
         """The `~` operator."""
-        texts = [v if isinstance(v, str) else str(v) for v in values]
+        texts = [v if isinstance(v, str) else str(_or_empty(v)) for v in values]
         _check_size(sum(map(len, texts)))
         return "".join(texts)
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
         sized = (str, bytes, list, tuple)
+        if operator == "+" and isinstance(left, str) and right is None:
+            return left
+        if operator == "+" and isinstance(right, str) and left is None:
+            return right
         if operator == "+" and isinstance(left, sized) and isinstance(right, sized):
             _check_size(len(left) + len(right))
         elif operator == "*":
@@ -193,7 +200,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             _check_format(left)
         return super().call_binop(context, operator, left, right)
 
-    def call(self, context: Context, obj: object, /, *args: object, **kwargs: object) -> object:  # type: ignore[override]
+    def call(self, context: Context, obj: object, /, *args: object, **kwargs: object) -> object:
         # The sandbox wraps str.format, and keeps the method itself in __wrapped__.
         owner = getattr(getattr(obj, "__wrapped__", obj), "__self__", None)
         if isinstance(owner, str):
@@ -238,6 +245,11 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             sort_keys=sort_keys,
         )
         return self._call.unescape_json(text) if ensure_ascii else text
+
+
+def _or_empty(value: object) -> object:
+    """What is printed for a value. None prints nothing: absent content must not read `None`."""
+    return "" if value is None else value
 
 
 def _raise(message: object = "") -> str:

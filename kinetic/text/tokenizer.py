@@ -83,7 +83,9 @@ class Tokenizer:
             lower = gguf.get_bool("tokenizer.ggml.normalizer.lowercase", True)
             strip = gguf.get_bool("tokenizer.ggml.normalizer.strip_accents", lower)
             unknown = vocab.special_id("unknown_token_id")
-            return WpmModel(vocab, 100 if unknown is None else unknown, lower, strip)
+            if unknown is None:
+                unknown = self._id_in_range(100)
+            return WpmModel(vocab, unknown, lower, strip)
         raise UnsupportedError(
             f'tokenizer model "{self.kind}" is not supported yet; '
             "gpt2, gemma4, llama and bert vocabularies are"
@@ -133,9 +135,10 @@ class Tokenizer:
         architecture = self._gguf.get_str("general.architecture", "")
         find = self.vocab.find
         masks: tuple[str, ...] = ()
-        if any(p in (self.pre or "") for p in ("jina-v2-de", "jina-v2-es", "jina-v2-code")):
-            masks = ("<mask>",)
-        elif architecture in ("nomic-bert-moe", "jina-bert-v3"):
+        pre = self.pre or ""
+        if any(p in pre for p in ("jina-v2-de", "jina-v2-es", "jina-v2-code")) or (
+            architecture in ("nomic-bert-moe", "jina-bert-v3")
+        ):
             masks = ("<mask>",)
         elif "modern-bert" in name:
             masks = ("[MASK]",)

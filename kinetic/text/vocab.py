@@ -111,7 +111,7 @@ class Metadata(Protocol):
 
     def get_array(self, key: str, default: object = ...) -> object: ...
 
-    def get_strings(self, key: str, default: object = ...) -> Strings: ...
+    def get_strings(self, key: str, default: None = ...) -> Strings | None: ...
 
 
 class Vocab:
@@ -122,7 +122,9 @@ class Vocab:
 
     def __init__(self, gguf: Metadata) -> None:
         self._gguf = gguf
-        self._strings = gguf.get_strings("tokenizer.ggml.tokens")
+        strings = gguf.get_strings("tokenizer.ggml.tokens")
+        assert strings is not None  # a getter without a default demands the key
+        self._strings = strings
         self.n_tokens = len(self._strings)
         self._stored_kinds = self._numbers("tokenizer.ggml.token_type", np.dtype("<i4"))
         self.scores = self._numbers("tokenizer.ggml.scores", np.dtype("<f4"))
@@ -131,7 +133,8 @@ class Vocab:
         values = self._gguf.get_array(key, None)
         if values is None:
             return None
-        if not isinstance(values, np.ndarray) or values.dtype.kind not in "iuf":
+        allowed = "iuf" if dtype.kind == "f" else "iu"
+        if not isinstance(values, np.ndarray) or values.dtype.kind not in allowed:
             raise ModelFileError(f"metadata key {key} must be an array of numbers")
         if len(values) < self.n_tokens:
             raise ModelFileError(
@@ -176,10 +179,9 @@ class Vocab:
             # A role the metadata names leaves the token's kind alone; a recognised text does not.
             if all(self.special_id(key) is None for key in _FIM_KEYS[role]):
                 kinds[token] |= CONTROL
-        for text in _ALWAYS_SHOWN:
-            token = self.find(text)
-            if token is not None:
-                kinds[token] = USER_DEFINED
+        for shown in map(self.find, _ALWAYS_SHOWN):
+            if shown is not None:
+                kinds[shown] = USER_DEFINED
         for token in self._not_ends:
             kinds[token] = NORMAL if self.text(token) == b"</s>" else USER_DEFINED
         return kinds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 
+from kinetic.errors import ModelFileError
 from kinetic.text.unicode_classes import char_class
 from kinetic.text.vocab import Vocab
 
@@ -29,7 +30,9 @@ class WpmModel:
     by keeping the first character of each canonical decomposition.
     """
 
-    def __init__(self, vocab: Vocab, unknown: int, lowercase: bool, strip_accents: bool) -> None:
+    def __init__(
+        self, vocab: Vocab, unknown: int | None, lowercase: bool, strip_accents: bool
+    ) -> None:
         self._vocab = vocab
         self._unknown = unknown
         self._lowercase = lowercase
@@ -106,5 +109,9 @@ class WpmModel:
                     start = end
                     break
             else:
+                if self._unknown is None:
+                    raise ModelFileError(
+                        "the vocabulary has no unknown token; convert the file again"
+                    )
                 return [self._unknown]
         return out
