@@ -22,6 +22,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from kinetic.errors import TemplateError
+from kinetic.text.special_tokens import PresenceIndex
 
 Span = tuple[int, int]
 Json = object
@@ -29,7 +30,6 @@ Json = object
 # The private planes in rows of 256; a row that the conversation uses is left alone.
 _ROWS = range(0xF00, 0x10FF)
 _PRIVATE = re.compile("[\U000f0000-\U0010ffff]")
-_PREFIX = 3
 
 
 class MarkupTokens:
@@ -44,11 +44,8 @@ class MarkupTokens:
         self.marks = frozenset(marks)
 
     @functools.cached_property
-    def _groups(self) -> dict[str, list[str]]:
-        groups: dict[str, list[str]] = {}
-        for text in self.texts:
-            groups.setdefault(text[:_PREFIX], []).append(text)
-        return groups
+    def _index(self) -> PresenceIndex:
+        return PresenceIndex(self.texts)
 
     @functools.cached_property
     def _heads(self) -> frozenset[str]:
@@ -60,8 +57,7 @@ class MarkupTokens:
 
     def inside(self, text: str) -> list[str]:
         """The tokens that a text holds whole, longest first."""
-        found = [t for head, group in self._groups.items() if head in text for t in group]
-        return sorted((t for t in found if t in text), key=len, reverse=True)
+        return [self.texts[i] for i in self._index.present(text)]
 
     def could_form(self, text: str) -> bool:
         """Whether a text holds a token, or part of one at either end."""

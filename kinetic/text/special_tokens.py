@@ -6,10 +6,36 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 _SPACE = " \t\n\v\f\r"
-_PREFIX = 3
 
 Span = tuple[int, int]
 Fragment = str | int
+
+
+class PresenceIndex:
+    """Says which of many texts occur in another.
+
+    Vocabularies have thousands of special tokens but few beginnings (`<un`, `<unused12`), and a
+    text without a beginning holds none of its tokens.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = texts
+        self._heads: dict[str, dict[str, list[int]]] = {}
+        for index, text in enumerate(texts):
+            longer = self._heads.setdefault(text[:3], {})
+            longer.setdefault(text[:9], []).append(index)
+
+    def present(self, text: str) -> list[int]:
+        """The indices of the texts that occur, in order."""
+        return sorted(
+            index
+            for head, longer in self._heads.items()
+            if head in text
+            for start, group in longer.items()
+            if start in text
+            for index in group
+            if self._texts[index] in text
+        )
 
 
 @dataclass(frozen=True)
@@ -36,21 +62,7 @@ class SpecialTokens:
 
     def __init__(self, tokens: Sequence[SpecialToken]) -> None:
         self._tokens = sorted(tokens, key=lambda t: (-len(t.text.encode()), t.id))
-        # A text without a token's first characters cannot hold it; vocabularies have thousands
-        # of special tokens but few beginnings.
-        self._groups: dict[str, list[int]] = {}
-        for index, token in enumerate(self._tokens):
-            self._groups.setdefault(token.text[:_PREFIX], []).append(index)
-
-    def _present(self, text: str) -> list[SpecialToken]:
-        found = [
-            index
-            for prefix, group in self._groups.items()
-            if prefix in text
-            for index in group
-            if self._tokens[index].text in text
-        ]
-        return [self._tokens[i] for i in sorted(found)]
+        self._index = PresenceIndex([t.text for t in self._tokens])
 
     def partition(
         self,
@@ -68,7 +80,7 @@ class SpecialTokens:
         """
         pieces: list[tuple[int, int, int]] = [(0, len(text), -1)] if text else []
         everyone = sorted([*user_spans, *model_spans])
-        for token in self._present(text):
+        for token in (self._tokens[i] for i in self._index.present(text)):
             if token.control and not parse_control:
                 continue
             barred: Sequence[Span] = ()

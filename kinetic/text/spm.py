@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import struct
+from collections.abc import Callable
 
 from kinetic.errors import ModelFileError
 from kinetic.text.merging import PairTable, merge
@@ -14,13 +15,9 @@ SPACE = "\u2581"
 _CACHED_WORDS = 1 << 16
 _CACHED_LENGTH = 64
 
-# A word starts where a space follows another character.
-_WORDS = re.compile(f"{SPACE}*[^{SPACE}]*").findall
-# A token, cut from its length prefix by its zero top byte, that holds a space after another
-# character: the three bytes of U+2581 that do not follow a zero or the same three bytes.
-_INNER_SPACE = re.compile(
-    rb"(?s)(?<!\x00)(?<!\xe2\x96\x81)\xe2\x96\x81",
-)
+# A token, in a list joined by zero bytes, that holds a space after another character: U+2581
+# that does not follow a zero or another one.
+_INNER_SPACE = re.compile(rb"(?s)(?<!\x00)(?<!\xe2\x96\x81)\xe2\x96\x81")
 
 
 class _ScoreTable(PairTable):
@@ -52,19 +49,32 @@ class SpmModel:
         self._words: dict[str, list[int]] = {}
 
     @functools.cached_property
-    def _words_are_independent(self) -> bool:
-        """No token holds a space after another character, so no merge crosses into a word."""
-        joined = b"\0".join(self._vocab.ids)
-        return _INNER_SPACE.search(b"\0" + joined) is None
+    def _split(self) -> Callable[[str], list[str]]:
+        """Cuts a text into words that no merge can join, so that words can be remembered.
+
+        A word ends before a space, unless some token holds a space after that same character.
+        """
+        joined = b"\0" + b"\0".join(self._vocab.ids)
+        before: set[str] = set()
+        for match in _INNER_SPACE.finditer(joined):
+            left = joined[max(0, match.start() - 4) : match.start()]
+            before.add(left.decode("utf-8", "ignore")[-1:])
+            if len(before) > 64 or "" in before:
+                return lambda text: [text]
+        word = f"{SPACE}*[^{SPACE}]*"
+        if before:
+            joints = "".join(map(re.escape, sorted(before)))
+            word += f"(?:(?<=[{joints}]){SPACE}+[^{SPACE}]*)*"
+        return re.compile(word).findall
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""
         text = text.replace(" ", SPACE)
-        if len(text) <= _CACHED_LENGTH or not self._words_are_independent:
+        if len(text) <= _CACHED_LENGTH:
             return self._finish(self._word(text))
         out: list[int] = []
         words = self._words
-        for word in _WORDS(text):
+        for word in self._split(text):
             ids = words.get(word)
             if ids is None:
                 ids = self._word(word)
