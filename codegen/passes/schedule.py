@@ -447,7 +447,7 @@ class Scheduler:
         if residual is None:
             self._allocate(node)
         else:
-            self._take_over(node, residual, index)
+            self._take_over(node, residual, index, [x])
         self._launch(
             kernel,
             [
@@ -466,20 +466,30 @@ class Scheduler:
             [self._region(node)],
         )
 
-    def _take_over(self, node: Node, source: Node, index: int) -> None:
-        """Let `node` live where `source` does, or in a copy if `source` is read later."""
+    def _is_free(self, source: Node, index: int, others: Sequence[Node]) -> bool:
+        """Whether the launch of node `index` may write over `source`: nobody reads it later,
+        nor does the launch itself as one of its other inputs."""
         root = self._root(source)
-        if self._last[root] == index:
-            self.place[node] = self.place[root]
-            return
+        return self._last[root] == index and root not in [self._root(o) for o in others]
+
+    def _take_over(self, node: Node, source: Node, index: int, others: Sequence[Node]) -> None:
+        """Let `node` live where `source` does, or in a copy if `source` is still needed."""
+        if self._is_free(source, index, others):
+            self.place[node] = self.place[self._root(source)]
+        else:
+            self.place[node] = self._copy(node, source)
+
+    def _copy(self, node: Node, source: Node) -> tuple[int, int]:
+        """Copy `source` for the use of `node`; where the copy lies."""
         kernel = self._need("map_copy", lambda: [row_kernels.elementwise(self.target, "copy")])
         reads = [self._region(source)]
         self._order_reads(reads)
-        self._allocate(node)
-        buffer = self._buffer(source)
+        span = self.arena.take(self.limits[self._rows_of(source)] * row_bytes(source))
+        buffer, copy = self._buffer(source), Arg(ArgKind.BUFFER, span[0])
         zero = _float(0.0)
-        args = [buffer, buffer, self._buffer(node), _int(row_bytes(node)), zero, zero]
-        self._launch(kernel, [*args, self._count(node)], node, reads, [self._region(node)])
+        args = [buffer, buffer, copy, _int(row_bytes(source)), zero, zero, self._count(source)]
+        self._launch(kernel, args, node, reads, [("arena", *span)])
+        return span
 
     # -- attention -------------------------------------------------------------------------
     def _cache(self, name: str) -> CacheLayout:
@@ -526,13 +536,16 @@ class Scheduler:
         cos, sin = self._table(node)
         reads = [self._region(s) for s in (q, k, v)]
         self._order_reads(reads)
-        self._take_over(node, q, index)
+        self._take_over(node, q, index, [k, v])
+        # Keys are turned where they lie.
+        owned = self._is_free(k, index, [q, v])
+        turned = self.place[self._root(k)] if owned else self._copy(node, k)
         pages: Region = (f"cache {name}", 0, 1)
         self._launch(
             kernel,
             [
                 self._buffer(node),
-                self._buffer(k),
+                Arg(ArgKind.BUFFER, turned[0]),
                 self._buffer(v),
                 cos,
                 sin,
@@ -548,8 +561,10 @@ class Scheduler:
             ],
             node,
             reads,
-            [self._region(node), self._region(k), pages],  # k is turned where it lies
+            [self._region(node), ("arena", *turned), pages],
         )
+        if not owned:
+            self.arena.release(turned)
 
     def _table(self, node: Node) -> tuple[Arg, Arg]:
         """The rope table of a node, shared by all that ask for the same angles."""
