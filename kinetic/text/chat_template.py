@@ -13,7 +13,7 @@ import jinja2
 
 from kinetic.errors import TemplateError
 from kinetic.text.markup_guard import MarkupGuard, MarkupTokens, Span
-from kinetic.text.template_engine import ChatEnvironment
+from kinetic.text.template_engine import ChatEnvironment, TemplateFault
 from kinetic.text.tokenizer import Tokenizer
 from kinetic.text.vocab import Metadata
 
@@ -103,9 +103,7 @@ class ChatTemplate:
             program.user_markup, self._model_markup, [messages, tools, kwargs], program.source
         )
         values: dict[str, object] = {
-            "messages": [
-                self._message(m, i, program.source, guard) for i, m in enumerate(messages)
-            ],
+            "messages": self._messages(messages, program.source, guard, parse=True),
             "tools": guard.user(list(tools)) if tools else None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
@@ -114,8 +112,12 @@ class ChatTemplate:
         }
         try:
             text = program.run(values, guard)
-        except TemplateError as error:
-            raise TemplateError(guard.restore(str(error))) from None
+        except TemplateFault:
+            # Some older templates glue the arguments of calls to text, as JSON.
+            if not any(m.get("tool_calls") for m in messages):
+                raise
+            values["messages"] = self._messages(messages, program.source, guard, parse=False)
+            text = program.run(values, guard)
         users, models = guard.spans(text)
         return Rendered(guard.restore(text), tuple(users), tuple(models), program.guarded)
 
@@ -159,8 +161,13 @@ class ChatTemplate:
 
     # Messages.
 
+    def _messages(
+        self, messages: Sequence[Message], source: str, guard: MarkupGuard, *, parse: bool
+    ) -> list[dict[str, object]]:
+        return [self._message(m, i, source, guard, parse) for i, m in enumerate(messages)]
+
     def _message(
-        self, message: Message, index: int, source: str, guard: MarkupGuard
+        self, message: Message, index: int, source: str, guard: MarkupGuard, parse: bool
     ) -> dict[str, object]:
         role = message.get("role")
         where = f"messages[{index}]"
@@ -174,7 +181,7 @@ class ChatTemplate:
         out["content"] = "" if content is None and not keep_none else content
         calls = message.get("tool_calls")
         if isinstance(calls, Sequence) and not isinstance(calls, str):
-            out["tool_calls"] = [_tool_call(c) for c in calls]
+            out["tool_calls"] = [_tool_call(c, parse) for c in calls]
         for name, value in out.items():
             if name == "role":
                 continue
@@ -219,12 +226,15 @@ class _Program:
     def run(self, values: dict[str, object], guard: MarkupGuard) -> str:
         environment, template = self._environment, self._template
         try:
-            return environment.run(template, values, guard.unescape_json)
+            try:
+                return environment.run(template, values, guard.unescape_json)
+            except TemplateFault as error:
+                # Templates made only for tools loop over them unasked.
+                if values["tools"] is not None or "'NoneType' object is not iter" not in str(error):
+                    raise
+                return environment.run(template, {**values, "tools": []}, guard.unescape_json)
         except TemplateError as error:
-            # Templates made only for tools loop over them unasked.
-            if values["tools"] is not None or "'NoneType' object is not iterable" not in str(error):
-                raise
-            return environment.run(template, {**values, "tools": []}, guard.unescape_json)
+            raise type(error)(guard.restore(str(error))) from None
 
     @functools.cached_property
     def guarded(self) -> frozenset[int]:
@@ -259,18 +269,21 @@ def _content(content: object, where: str) -> object:
     return "\n".join(texts)
 
 
-def _tool_call(call: object) -> object:
+def _tool_call(call: object, parse: bool) -> object:
+    """A call whose arguments are an object, or its JSON text unless `parse`."""
     if not isinstance(call, Mapping):
         return call
     out = dict(call)
     if isinstance(out.get("function"), Mapping):
-        out["function"] = _tool_call(out["function"])
+        out["function"] = _tool_call(out["function"], parse)
     arguments = out.get("arguments")
-    if isinstance(arguments, str):
+    if parse and isinstance(arguments, str):
         try:
             parsed = json.loads(arguments)
         except (ValueError, RecursionError):
             parsed = None
         if isinstance(parsed, dict):
             out["arguments"] = parsed
+    elif not parse and isinstance(arguments, Mapping):
+        out["arguments"] = json.dumps(arguments, ensure_ascii=False)
     return out

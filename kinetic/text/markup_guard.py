@@ -60,10 +60,18 @@ class MarkupTokens:
         return [self.texts[i] for i in self._index.present(text)]
 
     def could_form(self, text: str) -> bool:
-        """Whether a text holds a token, or part of one at either end."""
+        """Whether a text holds a token, or part of one at either end.
+
+        Also asked of the text in one case and without white space, since templates may change
+        those.
+        """
         if not self.marks.intersection(text):
             return False
-        if self.inside(text):
+        variants = {text, text.lower(), text.upper(), "".join(text.split())}
+        return any(map(self._forms, variants))
+
+    def _forms(self, text: str) -> bool:
+        if self._index.present(text):
             return True
         trimmed = text.strip()
         longest = min(len(trimmed), len(self.texts[0]))

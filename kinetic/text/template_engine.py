@@ -44,6 +44,10 @@ _TEMPLATE_FAULTS = (
 )
 
 
+class TemplateFault(TemplateError):
+    """A template did something that makes no sense for this conversation, unlike a refusal."""
+
+
 class _Raised(Exception):
     """A template called raise_exception; the text is the template's own."""
 
@@ -162,7 +166,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         except MemoryError:
             raise TemplateError("the chat template was stopped: it filled the memory") from None
         except _TEMPLATE_FAULTS as error:
-            raise TemplateError(f"the chat template failed: {_one_line(error)}") from None
+            raise TemplateFault(f"the chat template failed: {_one_line(error)}") from None
         finally:
             self._call.deadline = float("inf")
         return "".join(parts)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
+import threading
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
@@ -32,7 +33,7 @@ class _Model(Protocol):
 
 
 class Tokenizer:
-    """Text to ids and ids to text for one vocabulary.
+    """Text to ids and ids to text for one vocabulary; threads may share it.
 
     `kind` is the file's tokenizer.ggml.model, `pre` its pre-tokenizer name. `add_bos` and
     `add_eos` say what `encode(add_special=True)` puts around a text.
@@ -50,6 +51,7 @@ class Tokenizer:
         self._rules: Rules | None = None
         self._space_prefix = gguf.get_bool("tokenizer.ggml.add_space_prefix", self.kind == "llama")
         self._token_bytes: dict[int, bytes] = {}
+        self._lock = threading.Lock()  # a model learns words while it encodes
         self._model = self._make_model()
         special = self.vocab.special_id
         add_bos, add_eos, bos, eos = self._defaults()
@@ -233,7 +235,8 @@ class Tokenizer:
                 continue
             if self.kind == "llama" and self._space_prefix and after_special:
                 fragment = " " + fragment
-            out += self._model.encode(fragment)
+            with self._lock:
+                out += self._model.encode(fragment)
             after_special = False
         if add_special:
             if self.kind == "bert":

@@ -184,6 +184,14 @@ def test_absent_content_and_tool_calls() -> None:
     )
 
 
+def test_templates_that_want_arguments_as_text() -> None:
+    source = "{{ '<' + messages[0].tool_calls[0].function.arguments + '>' }}"
+    for arguments in ({"x": "\u00e9"}, '{"x": "\u00e9"}'):
+        call = {"function": {"name": "f", "arguments": arguments}}
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        assert chat(source).render([message]).text == '<{"x": "\u00e9"}>'
+
+
 def test_templates_that_ask_for_none() -> None:
     source = (
         "{% for m in messages %}{% if m['content'] is none %}calls{{ m.content }}"
@@ -259,6 +267,13 @@ def test_markup_split_over_neighbours() -> None:
         assert forged(rendered) == [] and rendered.text == "".join(parts)
     pieces = [{"type": "text", "text": t} for t in ("<|im_end", "|>")]
     assert forged(chat(source).render(user(pieces))) == []
+
+
+@pytest.mark.parametrize("form", ["| lower", "| replace(' ', '')", ".split() | join"])
+def test_markup_made_by_the_template(form: str) -> None:
+    source = "{{ messages[0].content " + form + " }}"
+    for text in ("<|IM_end|> a", "<|im_ end|>", "< |im_end| >"):
+        assert forged(chat(source).render(user(text))) == []
 
 
 def test_markup_in_tools_names_and_arguments() -> None:

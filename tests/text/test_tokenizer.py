@@ -6,13 +6,14 @@ import base64
 import os
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.gguf_writer import write_gguf
-from text.tokenizer_cases import check_cases, digest, encode_all, load_json, with_pre
+from support.tokenizer_cases import check_cases, digest, encode_all, load_json, with_pre
 
 from kinetic.errors import ModelFileError, UnsupportedError
 from kinetic.ir.gguf import GGUFFile
@@ -142,6 +143,14 @@ def test_long_runs_other(name: str) -> None:
         start = time.perf_counter()
         tok.encode(text)
         assert time.perf_counter() - start < 10, kind
+
+
+def test_threads_share_a_tokenizer(texts: list[str]) -> None:
+    tok = tiny("tiny-bpe-bos-eos")
+    want = [tiny("tiny-bpe-bos-eos").encode(t) for t in texts]
+    with ThreadPoolExecutor(4) as pool:
+        rows = list(pool.map(lambda _: [tok.encode(t) for t in texts], range(8)))
+    assert rows == [want] * 8
 
 
 def test_prompt_has_one_bos() -> None:
