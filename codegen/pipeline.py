@@ -2,6 +2,7 @@
 
     graph
       fuse-gates        silu(gate) * up                 -> glu
+      lower-experts     experts                         -> route, expert_rows, expert_matmul, ...
       lower-products    linear                          -> quantize, matmul
       fuse-attention    norm, rope, attention           -> rope_write, attend
       fuse-quantize     norm / glu, then quantize       -> one walk
@@ -23,6 +24,7 @@ from kinetic.codegen.objects import cached_object, object_key
 from kinetic.codegen.passes.base import Pass
 from kinetic.codegen.passes.fuse_attention import FUSE_ATTENTION
 from kinetic.codegen.passes.fuse_rows import FUSE_GATES, FUSE_QUANTIZE, FUSE_RESIDUAL
+from kinetic.codegen.passes.lower_experts import LOWER_EXPERTS
 from kinetic.codegen.passes.lower_products import LOWER_PRODUCTS
 from kinetic.codegen.passes.schedule import Schedule, Scheduler
 from kinetic.codegen.targets.llvm_ir import Function
@@ -34,6 +36,7 @@ from kinetic.ir.verify import verify
 
 CPU_PASSES: tuple[Pass, ...] = (
     FUSE_GATES,
+    LOWER_EXPERTS,
     LOWER_PRODUCTS,
     FUSE_ATTENTION,
     FUSE_QUANTIZE,

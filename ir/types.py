@@ -68,6 +68,18 @@ class QuantType:
 
 
 @dataclass(frozen=True)
+class RoutingType:
+    """For each of `rows` rows the `used` of `experts` experts it goes to, and their weights."""
+
+    rows: Dim
+    used: int
+    experts: int
+
+    def __str__(self) -> str:
+        return f"routing[{self.rows}, {self.used} of {self.experts}]"
+
+
+@dataclass(frozen=True)
 class OrderType:
     """No data: a value of this type only puts a write before the reads that take it."""
 
@@ -75,7 +87,7 @@ class OrderType:
         return "order"
 
 
-Type = TensorType | WeightType | QuantType | OrderType
+Type = TensorType | WeightType | QuantType | RoutingType | OrderType
 
 
 def f32(*shape: Dim) -> TensorType:

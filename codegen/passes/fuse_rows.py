@@ -78,6 +78,13 @@ _product = P(
     uses=1,
 )
 
+
+def _expert_residual(r: Rewriter, m: Match) -> Node:
+    return r.node("expert_sum", m["y"], m["routing"], m["x"])
+
+
+_experts = P("expert_sum", any_value("y"), any_value("routing"), uses=1)
+
 FUSE_RESIDUAL = rules_pass(
     "fuse-residual",
     "A product that only joins the residual stream adds itself to it.",
@@ -86,5 +93,7 @@ FUSE_RESIDUAL = rules_pass(
     [
         Rule("add-right", P("add", any_value("x"), _product), _residual),
         Rule("add-left", P("add", _product, any_value("x")), _residual),
+        Rule("experts-right", P("add", any_value("x"), _experts), _expert_residual),
+        Rule("experts-left", P("add", _experts, any_value("x")), _expert_residual),
     ],
 )

@@ -11,7 +11,7 @@ from kinetic.ir.rewrite import Match, P, Rewriter, Rule, any_value
 from kinetic.ir.types import WeightType
 
 
-def _block_of(weight: Node) -> int | None:
+def activation_block(weight: Node) -> int | None:
     """Values of the activation block that a weight's format wants; None for floats."""
     assert isinstance(weight.type, WeightType)
     fmt = FORMATS.get(weight.type.format_name)
@@ -24,7 +24,7 @@ def _block_of(weight: Node) -> int | None:
 
 
 def _lower(r: Rewriter, m: Match) -> Node:
-    block = _block_of(m["W"])
+    block = activation_block(m["W"])
     x = m["x"] if block is None else r.node("quantize", m["x"], block=block)
     return r.node("matmul", x, m["W"], m.get("bias"))
 

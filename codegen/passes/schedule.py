@@ -22,6 +22,16 @@ from kinetic.codegen.kernels.cpu.attention import (
     rope_write,
     rope_write_name,
 )
+from kinetic.codegen.kernels.cpu.experts import (
+    MAX_EXPERTS,
+    expert_glu,
+    expert_matmul,
+    expert_rows,
+    expert_sum,
+    route,
+    route_name,
+    routing_size,
+)
 from kinetic.codegen.kernels.cpu.layout import ROWS, packed_size
 from kinetic.codegen.kernels.cpu.matmul import Epilogue, matmul
 from kinetic.codegen.kernels.cpu.matmul_float import matmul_float
@@ -43,7 +53,7 @@ from kinetic.ir.program import (
 )
 from kinetic.ir.quant import FORMATS
 from kinetic.ir.quant.base import BlockFormat, FloatFormat, Format
-from kinetic.ir.types import QuantType, TensorType, WeightType
+from kinetic.ir.types import QuantType, RoutingType, TensorType, WeightType
 
 ALIGN = 64
 _VIEWS = ("split_heads", "merge_heads")
@@ -121,7 +131,7 @@ def weight_format(node: Node) -> Format:
 
 def row_bytes(node: Node) -> int:
     """Bytes between rows of an f32 value: its width padded to eight floats."""
-    assert isinstance(node.type, TensorType)
+    assert isinstance(node.type, TensorType | QuantType)
     width = 1
     for extent in node.type.shape[1:]:
         assert isinstance(extent, int)
@@ -201,8 +211,9 @@ class Scheduler:
         return ("arena", start, stop)
 
     def _rows_of(self, node: Node) -> str:
-        assert isinstance(node.type, TensorType | QuantType)
-        letter = node.type.shape[0]
+        found = node.type
+        assert isinstance(found, TensorType | QuantType | RoutingType)
+        letter = found.rows if isinstance(found, RoutingType) else found.shape[0]
         assert isinstance(letter, str)
         return letter
 
@@ -212,9 +223,10 @@ class Scheduler:
     def _allocate(self, node: Node) -> None:
         rows = self.limits[self._rows_of(node)]
         if isinstance(node.type, QuantType):
-            width = node.type.shape[-1]
-            assert isinstance(width, int)
-            nbytes = rows * (width // node.type.block) * act_stride(node.type.block)
+            blocks = row_bytes(node) // 4 // node.type.block
+            nbytes = rows * blocks * act_stride(node.type.block)
+        elif isinstance(node.type, RoutingType):
+            nbytes = routing_size(rows * node.type.used)
         else:
             nbytes = rows * row_bytes(node)
         self.place[node] = self.arena.take(nbytes)
@@ -490,6 +502,129 @@ class Scheduler:
         args = [buffer, buffer, copy, _int(row_bytes(source)), zero, zero, self._count(source)]
         self._launch(kernel, args, node, reads, [("arena", *span)])
         return span
+
+    # -- experts ---------------------------------------------------------------------------
+    def _route(self, node: Node, index: int) -> None:
+        logits, found, target = node.arg("logits"), node.type, self.target
+        assert isinstance(found, RoutingType)
+        used, experts, norm = found.used, found.experts, node.get("norm_weights", bool)
+        if experts > MAX_EXPERTS:
+            raise UnsupportedError(
+                f"%{node.name} chooses among {experts} experts; the CPU kernels take at most "
+                f"{MAX_EXPERTS}"
+            )
+        kernel = self._need(
+            route_name(used, experts, norm=norm),
+            lambda: [route(target, used, experts, norm=norm)],
+        )
+        stride = _int(row_bytes(logits))
+        self._simple(
+            node, index, kernel,
+            lambda: [self._buffer(logits), self._buffer(node), stride, self._count(node)],
+        )
+
+    def _expert_rows(self, node: Node, index: int) -> None:
+        x, target = node.arg("x"), self.target
+        block = x.type.block if isinstance(x.type, QuantType) else None
+        kernel = self._need(
+            "expert_rows" + (f"_{block}" if block else ""), lambda: [expert_rows(target, block)]
+        )
+        blocks = _dense(x, "rows of experts") // 4 // (block or ROWS)
+        self._simple(
+            node, index, kernel,
+            lambda: [
+                self._buffer(x),
+                self._buffer(node),
+                self._buffer(node.arg("routing")),
+                _int(blocks),
+                self._count(x),
+            ],
+        )
+
+    def _expert_matmul(self, node: Node, index: int) -> None:
+        x, weight, routing = node.arg("x"), node.arg("W"), node.arg("routing")
+        fmt, target = weight_format(weight), self.target
+        assert isinstance(weight.type, WeightType) and isinstance(routing.type, RoutingType)
+        rows, columns = weight.type.shape[1:]
+        used = routing.type.used
+        kernel = self._need(
+            f"expert_matmul_{fmt.name.lower()}", lambda: expert_matmul(fmt, target)
+        )
+        act_row = _dense(x, "a product's input")
+        if isinstance(fmt, BlockFormat):
+            act_row = columns // fmt.values * act_stride(fmt.values)
+        matrix, groups = self._expert_matrices(weight), rows // ROWS
+        self._simple(
+            node, index, kernel,
+            lambda: [
+                matrix,
+                self._buffer(x),
+                self._buffer(node),
+                self._buffer(routing),
+                _int(columns // fmt.values),
+                _int(groups),
+                Arg(ArgKind.CHUNK, groups * used),
+                _int(packed_size(fmt, rows, columns)),
+                _int(act_row),
+                _int(4 * rows),
+            ],
+        )
+
+    def _expert_matrices(self, node: Node) -> Arg:
+        """The experts' matrices, packed one after the other as if they were one."""
+        key, tensor, (start, experts) = self._key(node)
+        assert isinstance(node.type, WeightType)
+        rows, columns = node.type.shape[1:]
+        if rows % ROWS:
+            raise UnsupportedError(
+                f"tensor {tensor} has {rows} outputs an expert; the CPU kernels need a multiple "
+                f"of {ROWS}"
+            )
+        if key not in self.out.packed:
+            fmt, target = weight_format(node), self.target
+            kernel = self._need(f"repack_{fmt.name.lower()}", lambda: repack(fmt, target))
+            size, span = packed_size(fmt, experts * rows, columns), (start * rows, experts * rows)
+            self.out.packed[key] = PackedWeight(
+                key, tensor, fmt.name, span, columns, size, kernel
+            )
+        return Arg(ArgKind.PACKED, key)
+
+    def _expert_glu(self, node: Node, index: int) -> None:
+        act, block, target = node.get("act", str), node.optional("block", int), self.target
+        kernel = self._need(
+            f"expert_glu_{act}" + (f"_quantize_{block}" if block else ""),
+            lambda: [expert_glu(target, act, block)],
+        )
+        inputs = [node.arg(name) for name in ("gate", "up")]
+        width = _int(_dense(inputs[0], "a gate"))
+        self._simple(
+            node, index, kernel,
+            lambda: [
+                *(self._buffer(i) for i in inputs),
+                self._buffer(node),
+                self._buffer(node.arg("routing")),
+                width,
+            ],
+        )
+
+    def _expert_sum(self, node: Node, index: int) -> None:
+        y, routing, residual = node.arg("y"), node.arg("routing"), node.maybe("residual")
+        joined, target = residual is not None, self.target
+        assert isinstance(routing.type, RoutingType)
+        kernel = self._need(
+            "expert_sum" + ("_add" if joined else ""),
+            lambda: [expert_sum(target, residual=joined)],
+        )
+        width = _dense(y, "a sum of experts")
+        reads = [self._region(y), self._region(routing)]
+        self._order_reads(reads)
+        if residual is None:
+            self._allocate(node)
+        else:
+            self._take_over(node, residual, index, [y])
+        args = [self._buffer(y), self._buffer(routing), self._buffer(node)]
+        args += [_int(width // 32), _int(routing.type.used), self._count(node)]
+        self._launch(kernel, args, node, reads, [self._region(node)])
 
     # -- attention -------------------------------------------------------------------------
     def _cache(self, name: str) -> CacheLayout:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kinetic.ir import math as ir_math
 from kinetic.ir.math_numpy import NUMPY
-from kinetic.ir.ops.spec import F32, Array, Quantized, RuleError, Weight
+from kinetic.ir.ops.spec import F32, Array, Quantized, Routing, RuleError, Weight
 from kinetic.ir.quant import decode
 from kinetic.ir.quant.base import BlockFormat, FloatFormat
 
@@ -341,6 +341,44 @@ class _State:
 # ---- 8. experts --------------------------------------------------------------------------
 
 
+def route(logits: F32, n_used: int, norm_weights: bool) -> Routing:
+    """Softmax over all experts in index order; the `n_used` largest logits, ties to the lower
+    index, with their shares, which `norm_weights` makes sum to 1."""
+    with np.errstate(all="ignore"):
+        top: F32 = logits[:, 0]
+        for e in range(1, logits.shape[1]):
+            top = maximum(top, logits[:, e])
+        share = exp(logits - top[:, None])
+        share = share * recip(chain_sum(share, 1))[:, None]
+        best = np.argsort(-logits, axis=1, kind="stable")[:, :n_used]
+        chosen = np.sort(best, axis=1)
+        share = np.take_along_axis(share, chosen, axis=1)
+        if norm_weights:
+            kept = chain_sum(share, 1)
+            share = share * recip(maximum(kept, np.full_like(kept, EXPERT_SUM_FLOOR)))[:, None]
+        return Routing(chosen, share)
+
+
+def expert_product(x: F32 | Quantized, routing: Routing, W: Weight) -> F32:
+    """`[T, used, N]`: each of the rows `[T, used, K]` by the matrix of its expert."""
+    out = np.empty((*routing.experts.shape, W.shape[1]), np.float32)
+    for e in np.unique(routing.experts).tolist():
+        mine = routing.experts == e
+        part = Quantized(x.block, x.q[mine], x.d[mine]) if isinstance(x, Quantized) else x[mine]
+        out[mine] = product(part, _expert(W, e))
+    return out
+
+
+def expert_sum(y: F32, routing: Routing) -> F32:
+    """The rows `[T, used, N]` times their shares, added in ascending expert index."""
+    with np.errstate(all="ignore"):
+        weighted = y * routing.share[..., None]
+        total: F32 = weighted[:, 0]
+        for j in range(1, y.shape[1]):
+            total = total + weighted[:, j]
+        return total
+
+
 def experts(
     x: F32,
     gate_inp: Weight,
@@ -351,27 +389,17 @@ def experts(
     act: str,
     norm_weights: bool,
 ) -> F32:
-    """Softmax over all experts in index order, the best `n_used`, summed in index order."""
-    logits = linear(x, gate_inp)
+    """The gated feed-forwards of each row's chosen experts, summed in index order."""
+    routing = route(linear(x, gate_inp), n_used, norm_weights)
+    out = np.zeros((len(x), down.shape[1]), np.float32)
+    started = np.zeros(len(x), np.bool_)
     with np.errstate(all="ignore"):
-        top: F32 = logits[:, 0]
-        for e in range(1, logits.shape[1]):
-            top = maximum(top, logits[:, e])
-        share = exp(logits - top[:, None])
-        share = share * recip(chain_sum(share, 1))[:, None]
-        chosen = np.zeros(share.shape, np.bool_)
-        best = np.argsort(-logits, axis=1, kind="stable")[:, :n_used]
-        np.put_along_axis(chosen, best, True, axis=1)
-        if norm_weights:
-            kept = chain_sum(np.where(chosen, share, np.float32(0)), 1)
-            share = share * recip(maximum(kept, np.full_like(kept, EXPERT_SUM_FLOOR)))[:, None]
-        out = np.zeros((len(x), down.shape[1]), np.float32)
-        started = np.zeros(len(x), np.bool_)
-        for e in np.flatnonzero(chosen.any(axis=0)).tolist():
-            mine = chosen[:, e]
+        for e in np.unique(routing.experts).tolist():
+            here = routing.experts == e
+            mine: Flags = here.any(axis=1)
             parts = [_expert(w, e) for w in (gate, up, down)]
             h = glu(linear(x[mine], parts[0]), linear(x[mine], parts[1]), act)
-            y = linear(h, parts[2]) * share[mine, e, None]
+            y = linear(h, parts[2]) * routing.share[here][:, None]
             out[mine] = np.where(started[mine, None], out[mine] + y, y)
             started |= mine
         return out

@@ -4,6 +4,7 @@
     products      matmul  glu_matmul
     gates         glu  glu_quantize
     attention     rope_write  attend
+    experts       route  expert_rows  expert_matmul  expert_glu  expert_sum
 
 Each meaning is the composition of the model ops that it replaces, so a pass is checked by
 `==` on the reference.
@@ -18,19 +19,22 @@ from kinetic.ir.ops.model import check_activation, product_type, rope_at, rope_s
 from kinetic.ir.ops.spec import (
     F32,
     Quantized,
+    Routing,
     RuleError,
     Run,
     Weight,
+    activations,
     extent,
     format_of,
     op,
+    routing_of,
     same,
     tensor,
     vector,
     weight_of,
 )
 from kinetic.ir.quant.base import FloatFormat
-from kinetic.ir.types import QuantType, TensorType, Type
+from kinetic.ir.types import DType, QuantType, RoutingType, TensorType, Type, f32
 
 BLOCKS = (32, 256)
 """Values that share one activation scale: those of the weight format's block."""
@@ -46,12 +50,12 @@ def quantized_type(x: TensorType, block: int) -> QuantType:
     return QuantType(block, x.shape)
 
 
-def check_activations_of(x: Type, W: Type) -> None:
+def check_activations_of(x: Type, W: Type, rank: int = 2) -> None:
     """Block formats take rows quantized in their own block, float formats plain rows.
 
     Raises: RuleError.
     """
-    fmt = format_of(weight_of(W, "W", 2))
+    fmt = format_of(weight_of(W, "W", rank))
     block = None if isinstance(fmt, FloatFormat) else fmt.values
     if block != (x.block if isinstance(x, QuantType) else None):
         rows = f"rows quantized in blocks of {block}" if block else "f32 rows"
@@ -237,3 +241,98 @@ def _(
             q[mine], run.rows.positions[mine], keys, values, scale, window, softcap
         )
     return out
+
+
+# ---- experts -------------------------------------------------------------------------------
+# Values of chosen experts are `[T, used, ...]`, a row's experts in ascending order.
+
+
+@op("lowered")
+def route(logits: Type, *, n_used: int, norm_weights: bool = True) -> Type:
+    """A softmax over the router's logits: the `n_used` best experts of each row, and their
+    weights."""
+    found = tensor(logits, "logits", 2)
+    experts = extent(found, "logits")
+    if not 1 <= n_used <= experts:
+        raise RuleError("n_used", f"1..{experts}", n_used)
+    return RoutingType(found.shape[0], n_used, experts)
+
+
+@route.meaning
+def _(run: Run, logits: F32, *, n_used: int, norm_weights: bool) -> Routing:
+    return ar.route(logits, n_used, norm_weights)
+
+
+@op("lowered")
+def expert_rows(x: Type, routing: Type) -> Type:
+    """Each row once for each of its experts; kernels lay the rows of an expert together."""
+    found, to = activations(x, "x"), routing_of(routing, "routing")
+    same(found.shape[:-1], (to.rows,), "rows of x")
+    shape = (to.rows, to.used, extent(found, "x"))
+    if isinstance(found, QuantType):
+        return QuantType(found.block, shape)
+    return TensorType(DType.f32, shape)
+
+
+@expert_rows.meaning
+def _(run: Run, x: F32 | Quantized, routing: Routing) -> F32 | Quantized:
+    used = routing.experts.shape[1]
+    if isinstance(x, Quantized):
+        q = np.repeat(x.q[:, None], used, axis=1)
+        return Quantized(x.block, q, np.repeat(x.d[:, None], used, axis=1))
+    return np.repeat(x[:, None], used, axis=1)
+
+
+@op("lowered")
+def expert_matmul(x: Type, routing: Type, W: Type) -> Type:
+    """Each row `[T, used, K]` times the matrix of its expert in `W [E, N, K]`."""
+    found, to = activations(x, "x"), routing_of(routing, "routing")
+    experts, n, k = weight_of(W, "W", 3).shape
+    same(experts, to.experts, "experts of W")
+    same(found.shape, (to.rows, to.used, k), "x")
+    check_activations_of(x, W, 3)
+    return f32(to.rows, to.used, n)
+
+
+@expert_matmul.meaning
+def _(run: Run, x: F32 | Quantized, routing: Routing, W: Weight) -> F32:
+    return ar.expert_product(x, routing, W)
+
+
+@op("lowered")
+def expert_glu(gate: Type, up: Type, routing: Type, *, act: str, block: int | None = None) -> Type:
+    """`act(gate) * up`, quantized where there is a `block`, for the rows that `routing` placed."""
+    check_activation(act)
+    found, to = tensor(gate, "gate", 3), routing_of(routing, "routing")
+    same(found.shape[:2], (to.rows, to.used), "rows of gate")
+    same(up, found, "up")
+    return found if block is None else quantized_type(found, block)
+
+
+@expert_glu.meaning
+def _(
+    run: Run, gate: F32, up: F32, routing: Routing, *, act: str, block: int | None
+) -> F32 | Quantized:
+    h = ar.glu(gate, up, act)
+    if block is None:
+        return h
+    flat = ar.quantize(h.reshape(-1, h.shape[-1]), block)
+    return Quantized(block, flat.q.reshape(h.shape), flat.d.reshape(*h.shape[:2], -1))
+
+
+@op("lowered")
+def expert_sum(y: Type, routing: Type, residual: Type | None = None) -> Type:
+    """The rows times their experts' weights, summed in ascending expert index, then
+    `+ residual`."""
+    found, to = tensor(y, "y", 3), routing_of(routing, "routing")
+    same(found.shape[:2], (to.rows, to.used), "rows of y")
+    result = f32(to.rows, extent(found, "y"))
+    if residual is not None:
+        same(residual, result, "residual")
+    return result
+
+
+@expert_sum.meaning
+def _(run: Run, y: F32, routing: Routing, residual: F32 | None) -> F32:
+    total = ar.expert_sum(y, routing)
+    return total if residual is None else residual + total

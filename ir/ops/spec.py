@@ -31,7 +31,7 @@ import numpy.typing as npt
 from kinetic.errors import InternalError
 from kinetic.ir.quant import FORMATS
 from kinetic.ir.quant.base import FloatFormat, Format
-from kinetic.ir.types import DType, QuantType, TensorType, Type, WeightType
+from kinetic.ir.types import DType, QuantType, RoutingType, TensorType, Type, WeightType
 
 Attr = None | bool | int | float | str | tuple["Attr", ...]
 """What an attribute may be: it must print and parse back to itself."""
@@ -64,11 +64,21 @@ class Weight:
 
 @dataclass(frozen=True, eq=False)
 class Quantized:
-    """Rows as int8 blocks: `q` is int8 `[T, K]`, `d` is f32 `[T, K / block]`."""
+    """Rows as int8 blocks: `q` is int8 `[T, K]`, `d` is f32 `[T, K / block]`; rows of chosen
+    experts have an axis more, as their type does."""
 
     block: int
     q: npt.NDArray[np.int8]
     d: F32
+
+
+@dataclass(frozen=True, eq=False)
+class Routing:
+    """The chosen experts of each row, ascending: `experts` is int `[T, used]`; `share` is the
+    f32 weight of each."""
+
+    experts: npt.NDArray[np.intp]
+    share: F32
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,6 +266,16 @@ def weight_of(w: Type | None, where: str, rank: int) -> WeightType:
     if not isinstance(w, WeightType) or len(w.shape) != rank:
         raise RuleError(where, f"a weight of {rank} axes", w)
     return w
+
+
+def routing_of(x: Type | None, where: str) -> RoutingType:
+    """`x` as a routing of rows to experts.
+
+    Raises: RuleError.
+    """
+    if not isinstance(x, RoutingType):
+        raise RuleError(where, "a routing", x)
+    return x
 
 
 def vector(w: Type | None, where: str, size: int) -> WeightType:

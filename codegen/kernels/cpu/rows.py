@@ -159,7 +159,7 @@ def _quantize_row(
         quantize_block(k, block, source, b.index * (4 * block), target)
 
 
-_ACTIVATIONS: dict[str, Callable[[MathOn, Value], Value]] = {
+ACTIVATIONS: dict[str, Callable[[MathOn, Value], Value]] = {
     "silu": kmath.silu,
     "gelu_tanh": kmath.gelu_tanh,
 }
@@ -200,7 +200,7 @@ def glu(target: CpuTarget, act: str, block: int | None) -> Kernel:
     k = Kernel(f"glu_{act}" + (f"_quantize_{block}" if block else ""), target)
     gate, up, out, width = (k.argument(t) for t in ("ptr", "ptr", "ptr", "i64"))
     rows = k.load("i64", k.argument("ptr"), align=8)
-    b, f = MathOn(k), _ACTIVATIONS[act]
+    b, f = MathOn(k), ACTIVATIONS[act]
 
     def sources(row: Value) -> Source:
         g, u = k.gep(gate, row), k.gep(up, row)

@@ -1,0 +1,44 @@
+"""Experts as operations on rows: route, gather by expert, multiply, sum."""
+
+from __future__ import annotations
+
+from kinetic.codegen.passes.base import rules_pass
+from kinetic.codegen.passes.lower_products import activation_block
+from kinetic.ir.graph import Node
+from kinetic.ir.rewrite import Match, P, Rewriter, Rule, any_value
+
+
+def _lower(r: Rewriter, m: Match) -> Node:
+    node, x, act = m["experts"], m["x"], m["experts"].get("act", str)
+    routing = r.node(
+        "route",
+        r.node("linear", x, m["gate_inp"], name="logits"),
+        n_used=node.get("n_used", int),
+        norm_weights=node.get("norm_weights", bool),
+    )
+
+    def product(weight: Node, name: str) -> Node:
+        block = activation_block(weight)
+        rows = x if block is None else r.node("quantize", x, block=block)
+        return r.node(
+            "expert_matmul", r.node("expert_rows", rows, routing), routing, weight, name=name
+        )
+
+    gate, up = product(m["gate"], "gate"), product(m["up"], "up")
+    block = activation_block(m["down"])
+    h = r.node("expert_glu", gate, up, routing, act=act, block=block)
+    y = r.node("expert_matmul", h, routing, m["down"], name="down")
+    return r.node("expert_sum", y, routing)
+
+
+_weights = [any_value(name) for name in ("gate_inp", "gate", "up", "down")]
+
+LOWER_EXPERTS = rules_pass(
+    "lower-experts",
+    "A row goes to its experts as a copy; rows of one expert meet its weights together.",
+    "%y = experts(%x, %Wr, %Wg, %Wu, %Wd, n_used=2)",
+    "%r = route(linear(%x, %Wr), n_used=2); %a = expert_rows(quantize(%x), %r); "
+    "%h = expert_glu(expert_matmul(%a, %r, %Wg), expert_matmul(%a, %r, %Wu), %r); "
+    "%y = expert_sum(expert_matmul(%h, %r, %Wd), %r)",
+    [Rule("experts", P("experts", any_value("x"), *_weights, name="experts"), _lower)],
+)
