@@ -9,6 +9,9 @@ from __future__ import annotations
 
 WORD = 8
 
+ROWS = 8
+"""Output rows that the repacked weight layout interleaves."""
+
 # -- operation record ---------------------------------------------------------------
 OP_KERNEL = 0
 """Address of the kernel."""
@@ -62,6 +65,7 @@ KERNEL_ARGS = (("ptr", "op"), ("i64", "ith"), ("i64", "nth"))
 def act_stride(block: int) -> int:
     """Bytes of one quantized activation block."""
     return ACT32_STRIDE if block == 32 else ACT256_STRIDE
+
 
 # -- worker pool ---------------------------------------------------------------------------
 # Offsets in the pool's control block; words that different threads write are on cache

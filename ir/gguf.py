@@ -209,17 +209,20 @@ class GGUFFile:
         """The address of the first byte of the mapping, for native code."""
         return int(self._buf.ctypes.data)
 
-    def advise_dontneed(self, name: str) -> None:
-        """Let the system drop a tensor's pages from memory; they are read again when used."""
+    def advise_dontneed(self, name: str, start: int = 0, stop: int | None = None) -> None:
+        """Let the system drop pages of a tensor from memory; they are read again when used.
+
+        *Units*: `start` and `stop` are bytes within the tensor; by default, all of it.
+        """
         info = self.tensors[name]
         if not hasattr(mmap, "MADV_DONTNEED") or self._map is None:
             return
         page = mmap.PAGESIZE
         # Only whole pages: the first and last may hold a neighbour that is in use.
-        start = -(-info.offset // page) * page
-        stop = (info.offset + info.nbytes) // page * page
-        if stop > start:
-            self._map.madvise(mmap.MADV_DONTNEED, start, stop - start)
+        first = -(-(info.offset + start) // page) * page
+        last = (info.offset + (info.nbytes if stop is None else stop)) // page * page
+        if last > first:
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def close(self) -> None:
         """Unmap the file, or leave that to the last view of it that is still held."""

@@ -27,8 +27,8 @@ class TensorSource(Protocol):
     def data(self, name: str) -> npt.NDArray[np.uint8]:
         """A tensor's bytes, mapped or in memory."""
 
-    def advise_dontneed(self, name: str) -> None:
-        """The bytes will not be read again soon."""
+    def advise_dontneed(self, name: str, start: int = 0, stop: int | None = None) -> None:
+        """Bytes `start` to `stop` of the tensor will not be read again soon."""
 
 
 class Device(Protocol):

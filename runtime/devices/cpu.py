@@ -32,6 +32,8 @@ Progress = Callable[[str, int, int], None]
 _DRAWS = 4
 """Chunks a thread should get of a product, so that an uneven start evens out."""
 _LARGEST_CHUNK = 16
+_SLICE = 16 << 20
+"""Bytes of a matrix repacked at a time, which bounds what is in memory twice."""
 _TABLE_ROWS = 1024
 """Positions by which a rope table grows."""
 
@@ -39,14 +41,18 @@ _TABLE_ROWS = 1024
 class Mapping:
     """Zeroed memory from the system, resident only where it is touched.
 
-    Asked to be in huge pages: weights are read from end to end for every token, and
+    `huge` asks for huge pages: weights are read from end to end for every token, and
     small pages would cost a miss in the address cache every 4 KiB.
     """
 
-    def __init__(self, nbytes: int):
-        self._map = mmap.mmap(-1, max(nbytes, 1))
-        with contextlib.suppress(OSError, AttributeError):  # a hint, not everywhere known
-            self._map.madvise(mmap.MADV_HUGEPAGE)
+    def __init__(self, nbytes: int, *, huge: bool = False):
+        if hasattr(mmap, "MAP_PRIVATE"):  # Python's default is shared memory
+            self._map = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        else:
+            self._map = mmap.mmap(-1, max(nbytes, 1))
+        if huge and hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a hint; kernels without it say EINVAL
+                self._map.madvise(mmap.MADV_HUGEPAGE)
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
         self.address = self.bytes.ctypes.data
 
@@ -109,7 +115,9 @@ class CpuDevice:
         self._vectors = {v.key: self._widen(v.tensor, v.rows) for v in program.vectors}
         self._ropes = [self._rope(t) for t in program.tables]
         self._packed: dict[str, int] = {}
-        self._weights = Mapping(sum(-(-w.nbytes // 64) * 64 for w in program.packed))
+        self._weights = Mapping(
+            sum(-(-w.nbytes // 64) * 64 for w in program.packed), huge=True
+        )
         self._load(progress)
         self._caches = {name: self._cache(c) for name, c in program.caches.items()}
         self._plan = self._bind(program.launches)
@@ -128,18 +136,32 @@ class CpuDevice:
                 progress("load", done, total)
 
     def _repack(self, weight: PackedWeight, address: int) -> None:
+        """Repack a matrix slice by slice, letting go of the file's pages as it goes."""
         fmt = FORMATS[weight.format_name]
-        raw = self._source.data(weight.tensor)
         row_bytes = weight.columns // fmt.values * fmt.nbytes
         start, count = weight.rows
-        source = raw.ctypes.data + start * row_bytes
+        source = self._source.data(weight.tensor).ctypes.data + start * row_bytes
+        groups = -(-count // abi.ROWS)
+        group_bytes = weight.nbytes // groups
+        step = max(1, _SLICE // row_bytes // abi.ROWS) * abi.ROWS
         op = np.zeros((1, abi.OP_SIZE // 8), np.int64)
         op[0, abi.OP_KERNEL // 8] = self._functions[weight.kernel]
         op[0, abi.OP_BARRIER // 8] = 1
-        args = [source, address, weight.columns // fmt.values, row_bytes, count, -(-count // 8)]
-        op[0, abi.OP_ARGS // 8 : abi.OP_ARGS // 8 + len(args)] = args
-        self._pool.run(op)
-        self._source.advise_dontneed(weight.tensor)
+        for row in range(0, count, step):
+            rows = min(step, count - row)
+            at = row * row_bytes
+            args = [
+                source + at,
+                address + row // abi.ROWS * group_bytes,
+                weight.columns // fmt.values,
+                row_bytes,
+                rows,
+                -(-rows // abi.ROWS),
+            ]
+            op[0, abi.OP_ARGS // 8 : abi.OP_ARGS // 8 + len(args)] = args
+            self._pool.run(op)
+            first = start * row_bytes + at
+            self._source.advise_dontneed(weight.tensor, first, first + rows * row_bytes)
 
     def _widen(self, tensor: str, rows: tuple[int, int]) -> npt.NDArray[np.float32]:
         """A tensor of the file as f32, padded with zeros to a multiple of eight."""

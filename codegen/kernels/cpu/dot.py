@@ -81,6 +81,8 @@ def load_pair(
     return PairScales(k, raw.cast("sext" if signed else "zext", I16))
 
 
+_VPDPBUSD = "llvm.x86.avx512.vpdpbusd.256"
+
 Scale = tuple[PairScales, int, bool] | None
 """A group's integer scale: the pair that holds it, which of the two, signed or not."""
 
@@ -106,6 +108,35 @@ def dot_run(
     return _DOTS[k.target.dot](k, bits, codes, activations, offset, scale)
 
 
+def dot_tile(
+    k: CpuFunction,
+    bits: int,
+    codes: list[list[Value]],
+    activations: list[Value],
+    offset: Value | int,
+    scales: list[Scale],
+) -> list[list[Value]]:
+    """`dot_run` of each row group with each row of activations: `[group][row]`.
+
+    For `vnni` the sums are built side by side: each is a chain of dependent
+    instructions, and a core's scheduler is too small to look past one chain to the next.
+    """
+    if k.target.dot != "vnni":
+        return [
+            [dot_run(k, bits, c, a, offset, s) for a in activations]
+            for c, s in zip(codes, scales, strict=True)
+        ]
+    totals = [[k.zero(I32) for _ in activations] for _ in codes]
+    for i in range(len(codes[0])):
+        for t, row in enumerate(activations):
+            a = broadcast_codes(k, row, offset + 4 * i)
+            for g, group in enumerate(codes):
+                totals[g][t] = k.call(_VPDPBUSD, I32, totals[g][t], group[i], a)
+    return [
+        [_scaled(total, s) for total in row] for row, s in zip(totals, scales, strict=True)
+    ]
+
+
 def _scaled(total: Value, scale: Scale) -> Value:
     if scale is None:
         return total
@@ -119,7 +150,7 @@ def _dot_vnni(
     total = k.zero(I32)
     for i, code in enumerate(codes):
         a = broadcast_codes(k, act, offset + 4 * i)
-        total = k.call("llvm.x86.avx512.vpdpbusd.256", I32, total, code, a)
+        total = k.call(_VPDPBUSD, I32, total, code, a)
     return _scaled(total, scale)
 
 

@@ -21,10 +21,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kinetic.ir.cpu_abi import ROWS
 from kinetic.ir.quant.base import BlockFormat, FloatFormat, Format
 
-ROWS = 8
-"""Output rows interleaved in a group."""
 GROUPS32 = 8
 """k-groups of four values in 32."""
 VECTOR = 32

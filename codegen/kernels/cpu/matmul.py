@@ -25,7 +25,9 @@ from kinetic.ir.cpu_abi import (
 )
 from kinetic.codegen.kernels.cpu.dot import (
     PairScales,
+    Scale,
     dot_run,
+    dot_tile,
     load_pair,
     returns_centred,
     unpack32,
@@ -143,18 +145,28 @@ class _Nest:
         term = (load_f16(k, block, self.packed.dmin) * k.load_splat("float", 8, act, ACT256_SCALE))
         return acc - term * msum
 
-    def scaled_part(self, codes: list[Value], pairs: list[PairScales], act: Value, at: Value | int,
-                    which: int) -> Value:
-        """Scaled dot of 32 values: one group of 32, or two groups of 16."""
+    def scaled_tile(
+        self,
+        codes: list[list[Value]],
+        pairs: list[PairScales],
+        acts: list[Value],
+        at: Value | int,
+        which: int,
+    ) -> list[list[Value]]:
+        """Scaled dots of 32 values, `[group][row]`: one scale group of 32 or two of 16."""
         k, fmt = self.k, self.fmt
+
+        def scales(of: int) -> list[Scale]:
+            return [(pair, of, fmt.scale_signed) for pair in pairs]
+
         if fmt.group_values == 32:
-            return dot_run(k, fmt.bits, codes, act, at, (pairs[0], which, fmt.scale_signed))
+            return dot_tile(k, fmt.bits, codes, acts, at, scales(which))
         half = GROUPS32 // 2
-        low = dot_run(k, fmt.bits, codes[:half], act, at, (pairs[0], 0, fmt.scale_signed))
-        high = dot_run(
-            k, fmt.bits, codes[half:], act, at + 16, (pairs[0], 1, fmt.scale_signed)
-        )
-        return low + high
+        low = dot_tile(k, fmt.bits, [c[:half] for c in codes], acts, at, scales(0))
+        high = dot_tile(k, fmt.bits, [c[half:] for c in codes], acts, at + 16, scales(1))
+        return [
+            [a + b for a, b in zip(x, y, strict=True)] for x, y in zip(low, high, strict=True)
+        ]
 
     def write(self, total: Value, row: Value, group: Value) -> None:
         """Apply the epilogue and store eight outputs of one row."""
@@ -212,79 +224,135 @@ def _part256(
     pair = half if n.fmt.group_values == 32 else part
     scales = load_pair(n.k, block, n.packed.scales, pair, signed=n.fmt.scale_signed)
     codes = unpack32(n.k, n.packed, block, part)
-    return n.scaled_part(codes, [scales], act, part * 32, which)
+    return n.scaled_tile([codes], [scales], [act], part * 32, which)[0][0]
 
 
 def _many(fmt: BlockFormat, target: CpuTarget, epilogue: Epilogue) -> Function:
     n = _Nest(f"many_{fmt.name.lower()}{epilogue.suffix}", fmt, target, epilogue)
-    k, tile = n.k, token_tile(fmt)
-    chains = k.alloca(F32, CHAINS * tile)
-    isums = k.alloca(I32, tile) if fmt.values == 256 else None
-    row_bytes = n.rows * n.act_stride
-    with k.loop(n.first, n.last, PANEL) as panel, k.loop(0, n.rows, tile) as t0:
+    k = n.k
+    tile = _Tile(n)
+    with k.loop(n.first, n.last, PANEL) as panel, k.loop(0, n.rows, tile.tokens) as t0:
         end = k.minimum(panel.index + PANEL, n.last)
-        count = k.minimum(n.rows - t0.index, tile)
-        with k.loop(panel.index, end) as group:
-            base = k.gep(n.weights, group.index * n.group_stride)
-            with k.loop(0, CHAINS * tile) as i:
-                k.store(k.zero(F32), chains, i.index << 5, align=32)
-            first = k.gep(n.acts, t0.index * n.act_stride)
-            with k.loop(0, n.blocks) as b:
-                block = k.gep(base, b.index * n.packed.nbytes)
-                acts = k.gep(first, b.index * row_bytes)
-                chain = k.gep(chains, (b.index & (CHAINS - 1)) * (32 * tile))
-                if fmt.values == 32:
-                    _tile32(n, block, acts, chain, count)
-                else:
-                    assert isums is not None
-                    _tile256(n, block, acts, chain, isums, count)
-            with k.loop(0, count) as t:
-                at = t.index << 5
-                sums = [
-                    k.load(F32, k.gep(chains, 32 * tile * c), at, align=32) for c in range(CHAINS)
-                ]
-                n.write(tree(sums), t.index + t0.index, group.index)
+        count = k.minimum(n.rows - t0.index, tile.tokens)
+        odd = (end - panel.index) & (tile.groups - 1)
+        with k.loop(panel.index, end - odd, tile.groups) as g:
+            tile.emit([g.index + i for i in range(tile.groups)], t0.index, count)
+        if tile.groups > 1:
+            with k.loop(end - odd, end) as g:
+                tile.emit([g.index], t0.index, count)
     k.ret()
     return k
 
 
-def _tile32(n: _Nest, block: Value, acts: Value, chain: Value, count: Value) -> None:
-    """One 32-value block against a tile of tokens."""
-    k = n.k
-    codes, d = unpack32(k, n.packed, block, 0), n.block_scale(block)
-    with k.loop(0, count) as t:
-        act = k.gep(acts, t.index * n.act_stride)
-        slot = k.gep(chain, t.index << 5)
-        isum = n.zero_point32(act, dot_run(k, n.fmt.bits, codes, act, 0))
-        acc = n.update(k.load(F32, slot, align=32), d, act, isum)
-        k.store(n.minimum32(acc, block, act), slot, align=32)
+class _Tile:
+    """A tile of tokens against a few row groups: accumulators in the first-level cache.
 
+    With 32 vector registers two row groups share every activation that is broadcast;
+    with 16 one group's codes already fill half of them.
+    """
 
-def _tile256(
-    n: _Nest, block: Value, acts: Value, chain: Value, isums: Value, count: Value
-) -> None:
-    """One 256-value block against a tile of tokens: 32 values at a time."""
-    k, fmt = n.k, n.fmt
-    with k.loop(0, count) as t:
-        k.store(k.zero(I32), isums, t.index << 5, align=32)
-    with k.loop(0, fmt.values // 64) as two:
-        for which in range(2):
-            part = two.index * 2 + which
-            pair = two.index if fmt.group_values == 32 else part
-            scales = load_pair(k, block, n.packed.scales, pair, signed=fmt.scale_signed)
-            codes = unpack32(k, n.packed, block, part)
-            with k.loop(0, count) as t:
-                act = k.gep(acts, t.index * n.act_stride)
-                slot = k.gep(isums, t.index << 5)
-                total = n.scaled_part(codes, [scales], act, part * 32, which)
-                k.store(k.load(I32, slot, align=32) + total, slot, align=32)
-    d = n.block_scale(block)
-    with k.loop(0, count) as t:
-        act = k.gep(acts, t.index * n.act_stride)
-        slot = k.gep(chain, t.index << 5)
-        isum = n.zero_point256(block, act, k.load(I32, isums, t.index << 5, align=32))
-        acc = n.update(k.load(F32, slot, align=32), d, act, isum)
-        k.store(n.minimum256(acc, block, act), slot, align=32)
+    def __init__(self, n: _Nest):
+        self.n, self.k = n, n.k
+        self.groups = 2 if n.k.target.registers >= 32 else 1
+        self.tokens = token_tile(n.fmt)
+        self.lane = 32 * self.tokens
+        self.abreast = 4 if n.k.target.dot == "vnni" else 1
+        self.chains = n.k.alloca(F32, CHAINS * self.groups * self.tokens)
+        self.isums = n.k.alloca(I32, self.groups * self.tokens) if n.fmt.values == 256 else None
+
+    def emit(self, groups: list[Value], token: Value, count: Value) -> None:
+        """All blocks of the groups' rows, then the trees and the epilogue."""
+        n, k = self.n, self.k
+        bases = [k.gep(n.weights, g * n.group_stride) for g in groups]
+        with k.loop(0, CHAINS * len(groups) * self.tokens) as i:
+            k.store(k.zero(F32), self.chains, i.index << 5, align=32)
+        first = k.gep(n.acts, token * n.act_stride)
+        with k.loop(0, n.blocks) as b:
+            blocks = [k.gep(base, b.index * n.packed.nbytes) for base in bases]
+            acts = k.gep(first, b.index * (n.rows * n.act_stride))
+            chain = k.gep(self.chains, (b.index & (CHAINS - 1)) * (self.lane * len(groups)))
+            (self.block32 if n.fmt.values == 32 else self.block256)(blocks, acts, chain, count)
+        with k.loop(0, count) as t:
+            for i, group in enumerate(groups):
+                at = (t.index << 5) + self.lane * i
+                step = self.lane * len(groups)
+                sums = [k.load(F32, k.gep(self.chains, step * c), at) for c in range(CHAINS)]
+                n.write(tree(sums), t.index + token, group)
+
+    def block32(self, blocks: list[Value], acts: Value, chain: Value, count: Value) -> None:
+        """One 32-value block of each group against the tokens."""
+        n, k = self.n, self.k
+        codes = [unpack32(k, n.packed, block, 0) for block in blocks]
+        scales = [n.block_scale(block) for block in blocks]
+        nothing: list[Scale] = [None] * len(blocks)
+
+        def rows(tokens: list[Value]) -> None:
+            acts_of = [k.gep(acts, t * n.act_stride) for t in tokens]
+            # All dots before any store, so that the groups share the broadcasts.
+            dots = dot_tile(k, n.fmt.bits, codes, acts_of, 0, nothing)
+            for i, block in enumerate(blocks):
+                for t, act, dot in zip(tokens, acts_of, dots[i], strict=True):
+                    slot = k.gep(chain, (t << 5) + self.lane * i)
+                    isum = n.zero_point32(act, dot)
+                    acc = n.update(k.load(F32, slot, align=32), scales[i], act, isum)
+                    k.store(n.minimum32(acc, block, act), slot, align=32)
+
+        self.each_row(count, rows)
+
+    def each_row(self, count: Value, body: Callable[[list[Value]], None]) -> None:
+        """`body` over the tile's rows, a few abreast and then the rest one by one."""
+        k, step = self.k, self.abreast
+        whole = count - (count & (step - 1))
+        if step > 1:
+            with k.loop(0, whole, step) as t:
+                body([t.index + i for i in range(step)])
+        with k.loop(whole if step > 1 else 0, count) as t:
+            body([t.index])
+
+    def block256(self, blocks: list[Value], acts: Value, chain: Value, count: Value) -> None:
+        """One 256-value block of each group against the tokens, 32 values at a time."""
+        n, k, fmt = self.n, self.k, self.n.fmt
+        assert self.isums is not None
+        with k.loop(0, self.groups * self.tokens) as i:
+            k.store(k.zero(I32), self.isums, i.index << 5, align=32)
+        with k.loop(0, fmt.values // 64) as two:
+            for which in range(2):
+                self.part256(blocks, acts, two.index * 2 + which, two.index, which, count)
+        scales = [n.block_scale(block) for block in blocks]
+        with k.loop(0, count) as t:
+            act = k.gep(acts, t.index * n.act_stride)
+            for i, block in enumerate(blocks):
+                at = (t.index << 5) + self.lane * i
+                slot = k.gep(chain, at)
+                isum = n.zero_point256(block, act, k.load(I32, self.isums, at, align=32))
+                acc = n.update(k.load(F32, slot, align=32), scales[i], act, isum)
+                k.store(n.minimum256(acc, block, act), slot, align=32)
+
+    def part256(
+        self,
+        blocks: list[Value],
+        acts: Value,
+        part: Value,
+        half: Value,
+        which: int,
+        count: Value,
+    ) -> None:
+        """The `part`-th 32 values of the blocks, scaled, added to the tokens' sums."""
+        n, k, fmt = self.n, self.k, self.n.fmt
+        assert self.isums is not None
+        pair = half if fmt.group_values == 32 else part
+        signed = fmt.scale_signed
+        scales = [load_pair(k, b, n.packed.scales, pair, signed=signed) for b in blocks]
+        codes = [unpack32(k, n.packed, block, part) for block in blocks]
+        def rows(tokens: list[Value]) -> None:
+            acts_of = [k.gep(acts, t * n.act_stride) for t in tokens]
+            dots = n.scaled_tile(codes, scales, acts_of, part * 32, which)
+            for i, row in enumerate(dots):
+                for t, dot in zip(tokens, row, strict=True):
+                    slot = k.gep(self.isums, (t << 5) + self.lane * i)
+                    k.store(k.load(I32, slot, align=32) + dot, slot, align=32)
+
+        self.each_row(count, rows)
 
 
 def split_rows(
