@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from kinetic import families, settings
 from kinetic.codegen.pipeline import CPU_PASSES, compile_graph, kernel_functions, run_passes
@@ -30,6 +31,7 @@ from kinetic.runtime.engine import Engine
 from kinetic.runtime.sampling import Sampler, SamplingParams
 from kinetic.text.chat_template import ChatTemplate
 from kinetic.text.tokenizer import Tokenizer
+from kinetic.text.vocab import Metadata
 
 __all__ = ["Model", "Piece", "SamplingParams", "Stats", "show", "show_names"]
 
@@ -68,8 +70,9 @@ class Model:
         self.threads, self.n_ctx = threads, engine.n_ctx
         self.device_name = CPU_NAME
         self.device_class = engine.device.program.device_class
-        self.tokenizer = Tokenizer.from_gguf(file)
-        self.chat_template = ChatTemplate.from_gguf(file, self.tokenizer)
+        metadata = cast(Metadata, file)  # its getters are generic in the default's type
+        self.tokenizer = Tokenizer.from_gguf(metadata)
+        self.chat_template = ChatTemplate.from_gguf(metadata, self.tokenizer)
         self.load_seconds = 0.0
         self.last_stats: Stats | None = None
 
@@ -142,7 +145,8 @@ class Model:
         if system is not None:
             messages.append({"role": "system", "content": system})
         messages.append({"role": "user", "content": text})
-        rendered = self.chat_template.render(messages, **(template_kwargs or {}))
+        kwargs: dict[str, Any] = dict(template_kwargs or {})
+        rendered = self.chat_template.render(messages, **kwargs)
         return self.chat_template.encode(rendered)
 
     # -- generation ------------------------------------------------------------------
@@ -253,10 +257,7 @@ class StopText:
             shown, self._held = self._held[: min(hits)], ""
             return shown
         keep = max(
-            n
-            for s in self._stops
-            for n in range(len(s))
-            if n == 0 or self._held.endswith(s[:n])
+            n for s in self._stops for n in range(len(s)) if n == 0 or self._held.endswith(s[:n])
         )
         cut = len(self._held) - keep
         shown, self._held = self._held[:cut], self._held[cut:]

@@ -1,7 +1,7 @@
 """The engine: sequences in, rows out, one step function.
 
-    work = [(sequence, tokens, outputs wanted), ...]
-    step: extend the sequences, lay their rows side by side, run, hand back the outputs
+work = [(sequence, tokens, outputs wanted), ...]
+step: extend the sequences, lay their rows side by side, run, hand back the outputs
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ class Engine:
 
         *Raises* `ContextError` when a sequence does not fit; nothing has then run.
         """
-        tokens, positions, slots, tables, wanted = [], [], [], [], []
+        tokens: list[int] = []
+        positions: list[npt.NDArray[np.int32]] = []
+        slots: list[npt.NDArray[np.int64]] = []
+        tables: list[npt.NDArray[np.int32]] = []
+        wanted: list[int] = []
         undo: list[tuple[Sequence, int]] = []
         for work in batch:
             start = len(work.sequence)

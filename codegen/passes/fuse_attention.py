@@ -6,12 +6,13 @@ from typing import Any
 
 from kinetic.codegen.passes.base import rules_pass
 from kinetic.ir.graph import Node
+from kinetic.ir.ops.spec import Attr
 from kinetic.ir.rewrite import Match, P, Rewriter, Rule, any_value
 
 _ROPE = ("kind", "rot", "base", "scaling", "factor", "n_ctx_orig", "attn_factor")
 
 
-def _peel_rope(node: Node) -> tuple[Node, dict[str, Any], Node | None]:
+def _peel_rope(node: Node) -> tuple[Node, dict[str, Attr], Node | None]:
     """What a rope turns, its attributes and its factors; the node itself without one."""
     if node.op != "rope":
         return node, {}, None
@@ -36,10 +37,11 @@ def _fuse(r: Rewriter, m: Match) -> Node:
     if q_norm is None or k_norm is None or eps != k_eps:
         q_in, k_in, q_norm, k_norm, eps = q, k, None, None, 0.0
     cache = attention.get("cache", str)
+    turn: dict[str, Any] = dict(q_rope)
     written = r.node(
-        "rope_write", q_in, k_in, m["v"], q_norm, k_norm, q_factors, cache=cache, eps=eps, **q_rope
+        "rope_write", q_in, k_in, m["v"], q_norm, k_norm, q_factors, cache=cache, eps=eps, **turn
     )
-    attrs = {name: attention.attrs[name] for name in ("scale", "window", "softcap")}
+    attrs: dict[str, Any] = {name: attention.attrs[name] for name in ("scale", "window", "softcap")}
     return r.node("attend", written, cache=cache, **attrs)
 
 

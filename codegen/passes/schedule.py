@@ -32,14 +32,14 @@ from kinetic.codegen.kernels.cpu.experts import (
     route_name,
     routing_size,
 )
-from kinetic.codegen.kernels.cpu.layout import ROWS, packed_size
+from kinetic.codegen.kernels.cpu.layout import packed_size
 from kinetic.codegen.kernels.cpu.matmul import Epilogue, matmul
 from kinetic.codegen.kernels.cpu.matmul_float import matmul_float
 from kinetic.codegen.kernels.cpu.repack import repack
 from kinetic.codegen.targets.llvm_ir import Function
 from kinetic.codegen.targets.llvm_x86 import CpuTarget
 from kinetic.errors import UnsupportedError
-from kinetic.ir.cpu_abi import act_stride
+from kinetic.ir.cpu_abi import ROWS, act_stride
 from kinetic.ir.graph import Graph, Node
 from kinetic.ir.program import (
     Arg,
@@ -184,9 +184,9 @@ class Scheduler:
                 raise UnsupportedError(f"op {node.op} has no kernel in {self.target.device_class}")
             emit(node, i)
             for source in {self._root(s) for s in node.sources}:
-                if self._last.get(source) == i and source in self.place:
-                    if self.place[source] != self.place.get(self._root(node)):
-                        self.arena.release(self.place[source])
+                dead = self._last.get(source) == i and source in self.place
+                if dead and self.place[source] != self.place.get(self._root(node)):
+                    self.arena.release(self.place[source])
         if self.out.launches:
             self._set_barrier()
         for name, node in self.graph.outputs.items():
@@ -239,9 +239,7 @@ class Scheduler:
 
     @staticmethod
     def _overlap(some: list[Region], others: list[Region]) -> bool:
-        return any(
-            a[0] == b[0] and a[1] < b[2] and b[1] < a[2] for a in some for b in others
-        )
+        return any(a[0] == b[0] and a[1] < b[2] and b[1] < a[2] for a in some for b in others)
 
     def _order_reads(self, reads: list[Region]) -> None:
         """Put a barrier before the next launch if it reads what is being written."""
@@ -256,9 +254,7 @@ class Scheduler:
         reads: list[Region],
         writes: list[Region],
     ) -> None:
-        if self._overlap(reads, self._writes) or self._overlap(
-            writes, self._reads + self._writes
-        ):
+        if self._overlap(reads, self._writes) or self._overlap(writes, self._reads + self._writes):
             self._set_barrier()
         self.out.launches.append(Launch(kernel, tuple(args), False, node.name))
         self._reads += reads
@@ -303,9 +299,7 @@ class Scheduler:
             target = self.target
             kernel = self._need(f"repack_{fmt.name.lower()}", lambda: repack(fmt, target))
             size = packed_size(fmt, rows[1], columns)
-            self.out.packed[key] = PackedWeight(
-                key, tensor, fmt.name, rows, columns, size, kernel
-            )
+            self.out.packed[key] = PackedWeight(key, tensor, fmt.name, rows, columns, size, kernel)
         return Arg(ArgKind.PACKED, key)
 
     # -- ops -----------------------------------------------------------------------------
@@ -327,7 +321,9 @@ class Scheduler:
         raw = Arg(ArgKind.RAW, table.get("name", str))
         _dense(node, "the embedding")
         self._simple(
-            node, index, kernel,
+            node,
+            index,
+            kernel,
             lambda: [raw, _int(row), self._buffer(node), _int(columns), _STEP],
         )
 
@@ -336,7 +332,9 @@ class Scheduler:
         kernel = self._need(f"map_{op}", lambda: [row_kernels.elementwise(self.target, op)])
         values = [s for s in node.sources if self._root(s) in self.place]
         self._simple(
-            node, index, kernel,
+            node,
+            index,
+            kernel,
             lambda: [
                 self._buffer(values[0]),
                 self._buffer(values[-1]),
@@ -369,16 +367,16 @@ class Scheduler:
         if len(x.type.shape) != 2:
             raise UnsupportedError(f"%{node.name}: a head norm outside of attention")
         weighted = w is not None
-        name = (
-            "norm" + ("" if weighted else "_unit") + (f"_quantize_{block}" if block else "")
-        )
+        name = "norm" + ("" if weighted else "_unit") + (f"_quantize_{block}" if block else "")
         kernel = self._need(
             name, lambda: [row_kernels.norm(self.target, weighted=weighted, block=block)]
         )
         width = _dense(x, "a norm's input")
         weights = self._vector(w)
         self._simple(
-            node, index, kernel,
+            node,
+            index,
+            kernel,
             lambda: [
                 self._buffer(x),
                 weights,
@@ -392,13 +390,13 @@ class Scheduler:
 
     def _quantize(self, node: Node, index: int) -> None:
         block = node.get("block", int)
-        kernel = self._need(
-            f"quantize_{block}", lambda: [row_kernels.quantize(self.target, block)]
-        )
+        kernel = self._need(f"quantize_{block}", lambda: [row_kernels.quantize(self.target, block)])
         x = node.arg("x")
         width = _dense(x, "a product's input")
         self._simple(
-            node, index, kernel,
+            node,
+            index,
+            kernel,
             lambda: [self._buffer(x), self._buffer(node), _int(width), self._count(node)],
         )
 
@@ -409,7 +407,9 @@ class Scheduler:
         gate, up = node.arg("gate"), node.arg("up")
         width = _dense(gate, "a gate")
         self._simple(
-            node, index, kernel,
+            node,
+            index,
+            kernel,
             lambda: [
                 self._buffer(gate),
                 self._buffer(up),
@@ -427,7 +427,9 @@ class Scheduler:
         x = node.arg("x")
         width = _dense(x, "the outputs")
         self._simple(
-            node, index, kernel,
+            node,
+            index,
+            kernel,
             lambda: [self._buffer(x), self._buffer(node), _int(width), _STEP],
         )
 
@@ -519,7 +521,9 @@ class Scheduler:
         )
         stride = _int(row_bytes(logits))
         self._simple(
-            node, index, kernel,
+            node,
+            index,
+            kernel,
             lambda: [self._buffer(logits), self._buffer(node), stride, self._count(node)],
         )
 
@@ -531,7 +535,9 @@ class Scheduler:
         )
         blocks = _dense(x, "rows of experts") // 4 // (block or ROWS)
         self._simple(
-            node, index, kernel,
+            node,
+            index,
+            kernel,
             lambda: [
                 self._buffer(x),
                 self._buffer(node),
@@ -547,15 +553,15 @@ class Scheduler:
         assert isinstance(weight.type, WeightType) and isinstance(routing.type, RoutingType)
         rows, columns = weight.type.shape[1:]
         used = routing.type.used
-        kernel = self._need(
-            f"expert_matmul_{fmt.name.lower()}", lambda: expert_matmul(fmt, target)
-        )
+        kernel = self._need(f"expert_matmul_{fmt.name.lower()}", lambda: expert_matmul(fmt, target))
         act_row = _dense(x, "a product's input")
         if isinstance(fmt, BlockFormat):
             act_row = columns // fmt.values * act_stride(fmt.values)
         matrix, groups = self._expert_matrices(weight), rows // ROWS
         self._simple(
-            node, index, kernel,
+            node,
+            index,
+            kernel,
             lambda: [
                 matrix,
                 self._buffer(x),
@@ -584,9 +590,7 @@ class Scheduler:
             fmt, target = weight_format(node), self.target
             kernel = self._need(f"repack_{fmt.name.lower()}", lambda: repack(fmt, target))
             size, span = packed_size(fmt, experts * rows, columns), (start * rows, experts * rows)
-            self.out.packed[key] = PackedWeight(
-                key, tensor, fmt.name, span, columns, size, kernel
-            )
+            self.out.packed[key] = PackedWeight(key, tensor, fmt.name, span, columns, size, kernel)
         return Arg(ArgKind.PACKED, key)
 
     def _expert_glu(self, node: Node, index: int) -> None:
@@ -598,7 +602,9 @@ class Scheduler:
         inputs = [node.arg(name) for name in ("gate", "up")]
         width = _int(_dense(inputs[0], "a gate"))
         self._simple(
-            node, index, kernel,
+            node,
+            index,
+            kernel,
             lambda: [
                 *(self._buffer(i) for i in inputs),
                 self._buffer(node),

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Self
 
 from kinetic.errors import InternalError
 
@@ -351,7 +352,7 @@ class Function:
         self.branch(after)
         self.label(after)
 
-    def ret(self, result: Value | None = None) -> Function:
+    def ret(self, result: Value | None = None) -> Self:
         """End the function."""
         self.line("ret void" if result is None else f"ret {result.type} {result.ref}")
         return self

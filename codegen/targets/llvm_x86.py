@@ -80,18 +80,14 @@ def cpu_target(device_class: str | None = None, *, dot: str | None = None) -> Cp
             f"device class {device_class} is not known; use {AVX2_CLASS} or {SCALAR_CLASS}"
         )
     if host_class() != AVX2_CLASS:
-        raise UnsupportedError(
-            f"this CPU lacks AVX2, FMA or F16C; use device class {SCALAR_CLASS}"
-        )
+        raise UnsupportedError(f"this CPU lacks AVX2, FMA or F16C; use device class {SCALAR_CLASS}")
     host = llvm.get_host_cpu_features()
     vnni = all(host.get(f) for f in _VNNI_NEEDS)
     chosen = dot or ("vnni" if vnni else "maddubs")
     if chosen == "vnni" and not vnni:
         raise UnsupportedError("this CPU has no AVX-512 VNNI")
     if chosen == "vnni":
-        return CpuTarget(
-            AVX2_CLASS, llvm.get_host_cpu_name(), host.flatten(), "vnni", 32
-        )
+        return CpuTarget(AVX2_CLASS, llvm.get_host_cpu_name(), host.flatten(), "vnni", 32)
     features = "+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt,+sse4.2"
     return CpuTarget(AVX2_CLASS, "haswell", features, "maddubs", 16)
 

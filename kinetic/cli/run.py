@@ -96,7 +96,9 @@ def run(options: argparse.Namespace) -> int:
     )
     if not prompt_ids:
         raise UsageError("the prompt is empty, and this model needs a first token to go on from.")
-    params = SamplingParams.from_metadata(model.file.metadata).with_overrides(**sampling_overrides(options))
+    params = SamplingParams.from_metadata(model.file.metadata).with_overrides(
+        **sampling_overrides(options)
+    )
     limit = options.n_predict if options.n_predict and options.n_predict > 0 else None
     _stream(model, prompt_ids, params, limit)
     stats = model.last_stats

@@ -115,9 +115,7 @@ class CpuDevice:
         self._vectors = {v.key: self._widen(v.tensor, v.rows) for v in program.vectors}
         self._ropes = [self._rope(t) for t in program.tables]
         self._packed: dict[str, int] = {}
-        self._weights = Mapping(
-            sum(-(-w.nbytes // 64) * 64 for w in program.packed), huge=True
-        )
+        self._weights = Mapping(sum(-(-w.nbytes // 64) * 64 for w in program.packed), huge=True)
         self._load(progress)
         self._caches = {name: self._cache(c) for name, c in program.caches.items()}
         self._plan = self._bind(program.launches)

@@ -43,7 +43,9 @@ class WorkerPool:
         # Daemon threads: an abandoned pool must not keep the process alive.
         self._workers = [
             threading.Thread(
-                target=_enter, args=(worker, address, i, self._cpus), daemon=True,
+                target=_enter,
+                args=(worker, address, i, self._cpus),
+                daemon=True,
                 name=f"kinetic-worker-{i}",
             )
             for i in range(1, threads)

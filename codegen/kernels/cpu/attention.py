@@ -12,18 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import kinetic.ir.math as kmath
-from kinetic.ir.cpu_abi import (
-    PAGE,
-    SEGMENT,
-    STEP_PAGES,
-    STEP_POSITIONS,
-    STEP_ROWS,
-    STEP_SLOTS,
-)
 from kinetic.codegen.kernels.cpu.rows import norm_factor
 from kinetic.codegen.kernels.cpu.simd import (
     F32,
-    I32,
     CpuFunction,
     Kernel,
     MathOn,
@@ -36,6 +27,14 @@ from kinetic.codegen.kernels.cpu.simd import (
 )
 from kinetic.codegen.targets.llvm_ir import Function, Value, vec
 from kinetic.codegen.targets.llvm_x86 import CpuTarget
+from kinetic.ir.cpu_abi import (
+    PAGE,
+    SEGMENT,
+    STEP_PAGES,
+    STEP_POSITIONS,
+    STEP_ROWS,
+    STEP_SLOTS,
+)
 
 TILES = SEGMENT // PAGE
 LOWEST = -1e30
@@ -288,7 +287,9 @@ class _Segment:
                     at = (d.index + c) * (8 * shape.kv_bytes)
                     key = _load_kv(k, shape, base, at)
                     for j, h in enumerate(heads):
-                        q = k.load_splat("float", 8, arg["q"], (d.index + (c + h * shape.width)) * 4)
+                        q = k.load_splat(
+                            "float", 8, arg["q"], (d.index + (c + h * shape.width)) * 4
+                        )
                         chains[4 * j + c] = chains[4 * j + c] + q * key
                 d.next = chains
             seen = self.visible(g.index, first, last)
@@ -328,9 +329,7 @@ class _Segment:
         k, shape, n = self.k, self.shape, self.value_vectors
         with k.loop(0, shape.width, 8 * n) as d:
             column = k.gep(values, d.index * shape.kv_bytes)
-            homes = [
-                k.gep(self.sums(h), (d.index << 2) + 32 * j) for h in heads for j in range(n)
-            ]
+            homes = [k.gep(self.sums(h), (d.index << 2) + 32 * j) for h in heads for j in range(n)]
             with k.loop(first, last, carry=[k.load(F32, a) for a in homes]) as p:
                 at = p.index * (shape.width * shape.kv_bytes)
                 v = [_load_kv(k, shape, column, at + 8 * shape.kv_bytes * j) for j in range(n)]

@@ -34,7 +34,8 @@ def unpack32(k: CpuFunction, packed: Packed, block: Value, part: Value | int) ->
         offset += VECTOR * width
         for group in range(GROUPS32):
             bits = _bits(k, vectors[group % width], width, width * (group // width), place)
-            codes[group] = bits if codes[group] is None else codes[group] | bits
+            before = codes[group]
+            codes[group] = bits if before is None else before | bits
     return [c for c in codes if c is not None]
 
 
@@ -132,9 +133,7 @@ def dot_tile(
             a = broadcast_codes(k, row, offset + 4 * i)
             for g, group in enumerate(codes):
                 totals[g][t] = k.call(_VPDPBUSD, I32, totals[g][t], group[i], a)
-    return [
-        [_scaled(total, s) for total in row] for row, s in zip(totals, scales, strict=True)
-    ]
+    return [[_scaled(total, s) for total in row] for row, s in zip(totals, scales, strict=True)]
 
 
 def _scaled(total: Value, scale: Scale) -> Value:
@@ -203,7 +202,7 @@ def _dot_generic(
     return _scaled(total, scale)
 
 
-_DOTS: dict[str, Callable[[Kernel, int, list[Value], Value, Value | int, Scale], Value]] = {
+_DOTS: dict[str, Callable[[CpuFunction, int, list[Value], Value, Value | int, Scale], Value]] = {
     "vnni": _dot_vnni,
     "maddubs": _dot_maddubs,
     "generic": _dot_generic,

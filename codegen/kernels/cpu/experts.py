@@ -16,14 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import kinetic.ir.math as kmath
-from kinetic.codegen.kernels.cpu.layout import ROWS
 from kinetic.codegen.kernels.cpu.matmul import Epilogue, matmul
 from kinetic.codegen.kernels.cpu.matmul_float import matmul_float
 from kinetic.codegen.kernels.cpu.rows import ACTIVATIONS, quantize_block
 from kinetic.codegen.kernels.cpu.simd import F32, I32, Kernel, MathOn, lane_max
 from kinetic.codegen.targets.llvm_ir import Function, Value, vec
 from kinetic.codegen.targets.llvm_x86 import CpuTarget
-from kinetic.ir.cpu_abi import OP_COUNTER, act_stride
+from kinetic.ir.cpu_abi import OP_COUNTER, ROWS, act_stride
 from kinetic.ir.quant.base import BlockFormat, FloatFormat, Format
 
 # -- a routing in memory: a header and one record a pair, i32 fields unless said ---------------

@@ -15,14 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kinetic.ir.cpu_abi import (
-    ACT32_SCALE,
-    ACT32_SUM,
-    ACT256_SCALE,
-    ACT256_SUMS16,
-    ACT256_SUMS32,
-    act_stride,
-)
 from kinetic.codegen.kernels.cpu.dot import (
     PairScales,
     Scale,
@@ -33,9 +25,25 @@ from kinetic.codegen.kernels.cpu.dot import (
     unpack32,
 )
 from kinetic.codegen.kernels.cpu.layout import GROUPS32, Packed
-from kinetic.codegen.kernels.cpu.simd import F32, I32, CpuFunction, Kernel, load_f16, multiply_add16, tree
+from kinetic.codegen.kernels.cpu.simd import (
+    F32,
+    I32,
+    CpuFunction,
+    Kernel,
+    load_f16,
+    multiply_add16,
+    tree,
+)
 from kinetic.codegen.targets.llvm_ir import Function, Value
 from kinetic.codegen.targets.llvm_x86 import CpuTarget
+from kinetic.ir.cpu_abi import (
+    ACT32_SCALE,
+    ACT32_SUM,
+    ACT256_SCALE,
+    ACT256_SUMS16,
+    ACT256_SUMS32,
+    act_stride,
+)
 from kinetic.ir.quant.base import BlockFormat
 
 CHAINS = 4
@@ -142,7 +150,7 @@ class _Nest:
         k = self.k
         sums = ACT256_SUMS16 if self.fmt.group_values == 16 else ACT256_SUMS32
         msum = self.pair_sum(block, self.packed.minima, act, sums, False).cast("sitofp", F32)
-        term = (load_f16(k, block, self.packed.dmin) * k.load_splat("float", 8, act, ACT256_SCALE))
+        term = load_f16(k, block, self.packed.dmin) * k.load_splat("float", 8, act, ACT256_SCALE)
         return acc - term * msum
 
     def scaled_tile(
@@ -150,7 +158,7 @@ class _Nest:
         codes: list[list[Value]],
         pairs: list[PairScales],
         acts: list[Value],
-        at: Value | int,
+        at: Value,
         which: int,
     ) -> list[list[Value]]:
         """Scaled dots of 32 values, `[group][row]`: one scale group of 32 or two of 16."""
@@ -164,9 +172,7 @@ class _Nest:
         half = GROUPS32 // 2
         low = dot_tile(k, fmt.bits, [c[:half] for c in codes], acts, at, scales(0))
         high = dot_tile(k, fmt.bits, [c[half:] for c in codes], acts, at + 16, scales(1))
-        return [
-            [a + b for a, b in zip(x, y, strict=True)] for x, y in zip(low, high, strict=True)
-        ]
+        return [[a + b for a, b in zip(x, y, strict=True)] for x, y in zip(low, high, strict=True)]
 
     def write(self, total: Value, row: Value, group: Value) -> None:
         """Apply the epilogue and store eight outputs of one row."""
@@ -217,9 +223,7 @@ def _one(fmt: BlockFormat, target: CpuTarget, epilogue: Epilogue) -> Function:
     return k
 
 
-def _part256(
-    n: _Nest, block: Value, act: Value, part: Value, which: int, half: Value
-) -> Value:
+def _part256(n: _Nest, block: Value, act: Value, part: Value, which: int, half: Value) -> Value:
     """Scaled dot of the `part`-th 32 values of a 256-value block."""
     pair = half if n.fmt.group_values == 32 else part
     scales = load_pair(n.k, block, n.packed.scales, pair, signed=n.fmt.scale_signed)
@@ -273,8 +277,8 @@ class _Tile:
             chain = k.gep(self.chains, (b.index & (CHAINS - 1)) * (self.lane * len(groups)))
             (self.block32 if n.fmt.values == 32 else self.block256)(blocks, acts, chain, count)
         with k.loop(0, count) as t:
-            for i, group in enumerate(groups):
-                at = (t.index << 5) + self.lane * i
+            for g, group in enumerate(groups):
+                at = (t.index << 5) + self.lane * g
                 step = self.lane * len(groups)
                 sums = [k.load(F32, k.gep(self.chains, step * c), at) for c in range(CHAINS)]
                 n.write(tree(sums), t.index + token, group)
@@ -321,11 +325,11 @@ class _Tile:
         scales = [n.block_scale(block) for block in blocks]
         with k.loop(0, count) as t:
             act = k.gep(acts, t.index * n.act_stride)
-            for i, block in enumerate(blocks):
-                at = (t.index << 5) + self.lane * i
+            for g, block in enumerate(blocks):
+                at = (t.index << 5) + self.lane * g
                 slot = k.gep(chain, at)
                 isum = n.zero_point256(block, act, k.load(I32, self.isums, at, align=32))
-                acc = n.update(k.load(F32, slot, align=32), scales[i], act, isum)
+                acc = n.update(k.load(F32, slot, align=32), scales[g], act, isum)
                 k.store(n.minimum256(acc, block, act), slot, align=32)
 
     def part256(
@@ -340,16 +344,18 @@ class _Tile:
         """The `part`-th 32 values of the blocks, scaled, added to the tokens' sums."""
         n, k, fmt = self.n, self.k, self.n.fmt
         assert self.isums is not None
+        isums = self.isums
         pair = half if fmt.group_values == 32 else part
         signed = fmt.scale_signed
         scales = [load_pair(k, b, n.packed.scales, pair, signed=signed) for b in blocks]
         codes = [unpack32(k, n.packed, block, part) for block in blocks]
+
         def rows(tokens: list[Value]) -> None:
             acts_of = [k.gep(acts, t * n.act_stride) for t in tokens]
             dots = n.scaled_tile(codes, scales, acts_of, part * 32, which)
             for i, row in enumerate(dots):
                 for t, dot in zip(tokens, row, strict=True):
-                    slot = k.gep(self.isums, (t << 5) + self.lane * i)
+                    slot = k.gep(isums, (t << 5) + self.lane * i)
                     k.store(k.load(I32, slot, align=32) + dot, slot, align=32)
 
         self.each_row(count, rows)
@@ -399,9 +405,7 @@ def matmul(fmt: BlockFormat, target: CpuTarget, epilogue: Epilogue) -> list[Func
     chunk, stride = k.argument(), k.argument()
 
     def call(name: str, first: Value, last: Value, rows: Value) -> None:
-        k.call_local(
-            name, "void", weights, acts, out, bias, blocks, first, last, rows, stride
-        )
+        k.call_local(name, "void", weights, acts, out, bias, blocks, first, last, rows, stride)
 
     split_rows(k, one.name, many.name, call, groups, rows, chunk)
     k.ret()

@@ -6,11 +6,11 @@ Four chains over `k`; a few tokens at a time share each widened weight.
 
 from __future__ import annotations
 
-from kinetic.codegen.kernels.cpu.layout import ROWS
 from kinetic.codegen.kernels.cpu.matmul import CHAINS, Epilogue, split_rows
 from kinetic.codegen.kernels.cpu.simd import F32, CpuFunction, Kernel, load_bf16, load_f16, tree
 from kinetic.codegen.targets.llvm_ir import Function, Value
 from kinetic.codegen.targets.llvm_x86 import CpuTarget
+from kinetic.ir.cpu_abi import ROWS
 from kinetic.ir.quant.base import FloatFormat
 
 _ARGS = (

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 
+from kinetic.codegen.targets.llvm_ir import Function, Value
 from kinetic.ir.cpu_abi import (
     OP_BARRIER,
     OP_KERNEL,
@@ -26,7 +27,6 @@ from kinetic.ir.cpu_abi import (
     POOL_THREADS,
     WORD,
 )
-from kinetic.codegen.targets.llvm_ir import Function, Value
 
 _FUTEX = 202
 _WAIT_PRIVATE, _WAKE_PRIVATE = 128, 129

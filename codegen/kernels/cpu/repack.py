@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kinetic.codegen.kernels.cpu.layout import GROUPS32, ROWS, VECTOR, Packed, plane_widths
+from kinetic.codegen.kernels.cpu.layout import GROUPS32, VECTOR, Packed, plane_widths
 from kinetic.codegen.kernels.cpu.simd import I8, I16, I32, Kernel
 from kinetic.codegen.targets.llvm_ir import Function, Value, vec
 from kinetic.codegen.targets.llvm_x86 import CpuTarget
+from kinetic.ir.cpu_abi import ROWS
 from kinetic.ir.quant.base import RUN, BitMask, BlockFormat, FloatFormat, Format
 
 
@@ -129,8 +130,16 @@ def _copy_scales(
             k.store(value, target, base + 16 * (j // 2) + j % 2)
 
 
-def _repack_floats(fmt: FloatFormat, k: Kernel, src: Value, dst: Value, columns: Value,
-                   row_bytes: Value, rows: Value, group: Value) -> None:
+def _repack_floats(
+    fmt: FloatFormat,
+    k: Kernel,
+    src: Value,
+    dst: Value,
+    columns: Value,
+    row_bytes: Value,
+    rows: Value,
+    group: Value,
+) -> None:
     scalar = "i32" if fmt.nbytes == 4 else "i16"
     with k.loop(0, columns) as column:
         at = k.gep(dst, (group * columns + column.index) * (ROWS * fmt.nbytes))

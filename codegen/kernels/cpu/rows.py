@@ -9,18 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import kinetic.ir.math as kmath
-from kinetic.ir.cpu_abi import (
-    ACT32_SCALE,
-    ACT32_SUM,
-    ACT256_SCALE,
-    ACT256_SUMS16,
-    ACT256_SUMS32,
-    STEP_OUT_ROWS,
-    STEP_OUTPUTS,
-    STEP_ROWS,
-    STEP_TOKENS,
-    act_stride,
-)
 from kinetic.codegen.kernels.cpu.repack import BlockReader, run_codes
 from kinetic.codegen.kernels.cpu.simd import (
     F32,
@@ -36,6 +24,18 @@ from kinetic.codegen.kernels.cpu.simd import (
 )
 from kinetic.codegen.targets.llvm_ir import Value, vec
 from kinetic.codegen.targets.llvm_x86 import CpuTarget
+from kinetic.ir.cpu_abi import (
+    ACT32_SCALE,
+    ACT32_SUM,
+    ACT256_SCALE,
+    ACT256_SUMS16,
+    ACT256_SUMS32,
+    STEP_OUT_ROWS,
+    STEP_OUTPUTS,
+    STEP_ROWS,
+    STEP_TOKENS,
+    act_stride,
+)
 from kinetic.ir.quant.base import RUN, BlockFormat, FloatFormat, Format
 
 ZERO_BELOW = (127 - 100) << 23
@@ -47,9 +47,7 @@ Source = Callable[[Value], Value]
 """Byte offset within the row -> the eight values there."""
 
 
-def quantize_block(
-    k: CpuFunction, block: int, source: Source, start: Value, out: Value
-) -> None:
+def quantize_block(k: CpuFunction, block: int, source: Source, start: Value, out: Value) -> None:
     """Quantize `block` values (docs/arithmetic.md section 3) and store them with their sums.
 
     `start` is the byte offset of the block within the row, `out` its activation block.
@@ -239,8 +237,7 @@ def elementwise(target: CpuTarget, op: str) -> Kernel:
         "scale": lambda o: k.load(F32, x, o) * k.splat(c, 8),
         "silu": lambda o: kmath.silu(b, k.load(F32, x, o)),
         "gelu_tanh": lambda o: kmath.gelu_tanh(b, k.load(F32, x, o)),
-        "softcap": lambda o: k.splat(c, 8)
-        * kmath.tanh(b, k.load(F32, x, o) * k.splat(inverse, 8)),
+        "softcap": lambda o: k.splat(c, 8) * kmath.tanh(b, k.load(F32, x, o) * k.splat(inverse, 8)),
     }
     _map_vectors(k, forms[op], rows * width, out)
     k.ret()

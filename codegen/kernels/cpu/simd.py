@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kinetic.ir.cpu_abi import KERNEL_ARGS, OP_ARGS, OP_COUNTER, WORD
+import kinetic.ir.math as kmath
 from kinetic.codegen.targets.llvm_ir import Function, Value, lanes_of, scalar_of, vec
 from kinetic.codegen.targets.llvm_x86 import CpuTarget
-import kinetic.ir.math as kmath
+from kinetic.ir.cpu_abi import KERNEL_ARGS, OP_ARGS, OP_COUNTER, WORD
 
 LANES = 8
 F32 = vec(8, "float")
