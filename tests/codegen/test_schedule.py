@@ -1,0 +1,313 @@
+"""Schedules replayed: barriers stand between conflicts, and no live value is written over."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.cpu_device import TARGETS, compile_for, device, outputs, plain_rows, same_words, target
+from support.random_graphs import random_graph
+from support.tiny_models import ARCHS, tiny_model
+
+from kinetic.codegen.passes.schedule import Arena, Schedule
+from kinetic.codegen.pipeline import run_passes, schedule
+from kinetic.errors import UnsupportedError
+from kinetic.families import build
+from kinetic.ir.cpu_abi import OP_MAX_ARGS, act_stride
+from kinetic.ir.gguf import GGUFFile
+from kinetic.ir.graph import Graph, Node
+from kinetic.ir.program import ArgKind, Launch
+from kinetic.ir.reference import Reference, rows
+
+T, R = 6, 3
+"""Rows and wanted rows of the schedules here."""
+
+Span = tuple[str, int, int]
+"""Memory: (space, from, to)."""
+
+
+@dataclass
+class Access:
+    """What a launch reads and writes; `both` is read and then written, place by place."""
+
+    reads: list[Span]
+    writes: list[Span]
+    both: list[Span]
+
+
+# Written from the kernels' own descriptions of their arguments, not from the scheduler.
+
+
+def access(launch: Launch) -> Access:
+    """The memory that one launch touches."""
+    kernel, args = launch.kernel, launch.args
+
+    def number(at: int) -> int:
+        assert args[at].kind in (ArgKind.INT, ArgKind.CHUNK), (kernel, at)
+        return int(args[at].value)
+
+    def count(at: int) -> int:
+        assert args[at].kind is ArgKind.COUNT
+        return {"T": T, "R": R}[str(args[at].value)]
+
+    def buffer(at: int, nbytes: int) -> Span:
+        assert args[at].kind is ArgKind.BUFFER, (kernel, at)
+        return "arena", int(args[at].value), int(args[at].value) + nbytes
+
+    def quantized(at: int, rows: int, row_bytes: int, block: int) -> Span:
+        return buffer(at, rows * (row_bytes // 4 // block) * act_stride(block))
+
+    block = int(found[1]) if (found := re.search(r"quantize_(\d+)$", kernel)) else None
+    if kernel.startswith("embed_"):
+        return Access([], [buffer(2, T * number(3) * 4)], [])
+    if kernel.startswith("map_"):
+        size = count(6) * number(3)
+        return Access([buffer(0, size), buffer(1, size)], [buffer(2, size)], [])
+    if kernel.startswith("norm"):
+        rows, width = count(6), number(3)
+        out = quantized(2, rows, width, block) if block else buffer(2, rows * width)
+        return Access([buffer(0, rows * width)], [out], [])
+    if kernel.startswith("quantize_"):
+        assert block
+        rows, width = count(3), number(2)
+        return Access([buffer(0, rows * width)], [quantized(1, rows, width, block)], [])
+    if kernel.startswith("glu_"):
+        rows, width = count(4), number(3)
+        out = quantized(2, rows, width, block) if block else buffer(2, rows * width)
+        return Access([buffer(0, rows * width), buffer(1, rows * width)], [out], [])
+    if kernel == "take_outputs":
+        return Access([buffer(0, T * number(2))], [buffer(1, R * number(2))], [])
+    if kernel.startswith("matmul_"):
+        rows, inner = count(6), number(4)
+        if re.match(r"matmul_(f32|f16|bf16)", kernel):
+            x = buffer(1, rows * inner * 4)
+        else:
+            stride = act_stride(256 if "_k" in kernel.removeprefix("matmul") else 32)
+            x = buffer(1, rows * inner * stride)
+        assert number(8) == number(5) * 32
+        out = buffer(2, rows * number(8))
+        if kernel.endswith("_add"):
+            return Access([x], [], [out])
+        return Access([x], [out], [])
+    if kernel.startswith("rope_write_"):
+        width = int(re.search(r"_d(\d+)_", kernel)[1]) * 4  # type: ignore[index]
+        heads, kv_heads = number(11), number(12)
+        kv = T * kv_heads * width
+        cache: Span = (f"cache {args[5].value}", 0, 1)
+        own = [buffer(0, T * heads * width), buffer(1, kv)]
+        return Access([buffer(2, kv)], [cache], own)
+    if kernel.startswith("attend_"):
+        found = re.match(r"attend(_merge)?_d(\d+)_q(\d+)_", kernel)
+        assert found
+        size = T * int(found[2]) * 4 * int(found[3]) * number(6)
+        scratch: Span = ("scratch", 0, 1)
+        if found[1]:
+            return Access([scratch], [buffer(3, size)], [])
+        cache = (f"cache {args[1].value}", 0, 1)
+        return Access([buffer(0, size), cache], [scratch, buffer(3, size)], [])
+    raise AssertionError(f"this test does not know the kernel {kernel}; teach it")
+
+
+def overlaps(some: list[Span], others: list[Span]) -> list[tuple[Span, Span]]:
+    return [(a, b) for a in some for b in others if a[0] == b[0] and a[1] < b[2] and b[1] < a[2]]
+
+
+def conflict(a: Access, b: Access) -> bool:
+    """Whether two launches must not run at once."""
+    wrote, writes = a.writes + a.both, b.writes + b.both
+    return bool(overlaps(wrote, b.reads + writes) or overlaps(a.reads, writes))
+
+
+def check_barriers(plan: Schedule, *, exact: bool) -> None:
+    """Conflicts have a barrier between them; with `exact` every barrier has its conflict."""
+    group: list[Access] = []
+    for launch in plan.launches:
+        mine = access(launch)
+        assert len(launch.args) <= OP_MAX_ARGS
+        for span in mine.writes + mine.both + mine.reads:
+            assert span[0] != "arena" or 0 <= span[1] < span[2] <= plan.arena_bytes
+        # In itself a launch may only write what it reads where it is made for that.
+        assert not overlaps(mine.writes, mine.reads + mine.both), launch
+        assert not overlaps(mine.both, mine.reads), launch
+        assert not any(conflict(earlier, mine) for earlier in group), launch
+        group.append(mine)
+        if launch.barrier:
+            group = []
+    assert plan.launches[-1].barrier, "a step ends when all threads are done"
+    if exact:
+        check_no_barrier_is_idle(plan)
+
+
+def check_no_barrier_is_idle(plan: Schedule) -> None:
+    group: list[Access] = []
+    for launch, following in zip(plan.launches, plan.launches[1:], strict=False):
+        group.append(access(launch))
+        if launch.barrier:
+            after = access(following)
+            assert any(conflict(earlier, after) for earlier in group), following
+            group = []
+
+
+def root(node: Node) -> Node:
+    while node.op in ("split_heads", "merge_heads"):
+        node = node.inputs[0]  # type: ignore[assignment]
+    return node
+
+
+def check_memory(graph: Graph, plan: Schedule) -> None:
+    """Replay who wrote each word: launches read their node's inputs, outputs are there."""
+    owner = np.zeros(plan.arena_bytes // 4, np.int32)
+    number = {node.name: i + 1 for i, node in enumerate(graph)}
+    nodes = {node.name: node for node in graph}
+
+    def owners(span: Span) -> set[int]:
+        return set(owner[span[1] // 4 : span[2] // 4].tolist())
+
+    for launch in plan.launches:
+        node, mine = nodes[launch.node], access(launch)
+        inputs = {number[root(s).name] for s in node.sources if s.op not in ("weight", "tokens")}
+        for span in mine.reads + mine.both:
+            if span[0] != "arena":
+                continue
+            # A copy made for the node, or its first launch's result, bears its own name.
+            assert owners(span) <= inputs | {number[node.name]}, (launch, owners(span), inputs)
+        for span in mine.writes + mine.both:
+            if span[0] == "arena":
+                owner[span[1] // 4 : span[2] // 4] = number[node.name]
+    for name, node in graph.outputs.items():
+        out = plan.outputs[name]
+        limit = {"T": T, "R": R}[node.type.shape[0]]  # type: ignore[union-attr, index]
+        span = ("arena", out.offset, out.offset + limit * out.stride)
+        assert owners(span) == {number[root(node).name]}, name
+
+
+def check(graph: Graph, plan: Schedule, *, exact: bool = False) -> None:
+    check_barriers(plan, exact=exact)
+    check_memory(graph, plan)
+    assert set(plan.kernels) >= {launch.kernel for launch in plan.launches}
+
+
+def plan_of(graph: Graph, kv_type: str = "f16") -> tuple[Graph, Schedule]:
+    lowered = run_passes(graph)
+    return lowered, schedule(lowered, target("scalar"), kv_type=kv_type, max_rows=T, max_outputs=R)
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 30))
+def test_any_graph_is_scheduled_soundly(seed: int, size: int) -> None:
+    check(*plan_of(random_graph(seed, size)[0]))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("formats", ["Q4_K", "F16"])
+def test_models_are_scheduled_soundly(arch: str, formats: str, tmp_path: Path) -> None:
+    path = tiny_model(arch, tmp_path / "m.gguf", formats=formats, n_layers=3)
+    with GGUFFile.open(path) as file:
+        graph = build(file)
+    lowered, plan = plan_of(graph)
+    check(lowered, plan, exact=True)
+    # Layers use the same memory again: what grows with depth is not the arena.
+    path = tiny_model(arch, tmp_path / "deep.gguf", formats=formats, n_layers=6)
+    with GGUFFile.open(path) as file:
+        _, deeper = plan_of(build(file))
+    assert deeper.arena_bytes == plan.arena_bytes
+    assert set(deeper.kernels) == set(plan.kernels)
+
+
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+@pytest.mark.parametrize("name", TARGETS)
+def test_any_graph_runs_as_the_reference_does(name: str, seed: int) -> None:
+    """Three threads over few rows: a barrier that is missing shows sooner or later."""
+    graph, memory = random_graph(seed)
+    program = compile_for(name, graph, max_rows=T, max_outputs=R)
+    reference = Reference(graph, memory.weight)
+    with device(program, memory, threads=3, n_ctx=64) as cpu:
+        for start, count, wanted in ((0, 5, [0, 4]), (5, 1, [0]), (6, T, [1, 2, 5])):
+            ids = np.arange(start, start + count)
+            flags = [i in wanted for i in range(count)]
+            expected = reference.step(rows(ids, start=start, wanted=flags))
+            got = outputs(cpu, plain_rows(ids, start=start, wanted=wanted))
+            assert [k for k in expected if not same_words(got[k], expected[k])] == []
+
+
+# -- the checker itself ------------------------------------------------------------------------
+
+
+def test_the_checker_sees_missing_and_idle_barriers() -> None:
+    lowered, plan = plan_of(random_graph(3)[0])
+    check(lowered, plan)
+    barriers = [i for i, launch in enumerate(plan.launches) if launch.barrier]
+    for at in barriers:
+        broken = Schedule(**{**vars(plan), "launches": list(plan.launches)})
+        old = broken.launches[at]
+        broken.launches[at] = Launch(old.kernel, old.args, False, old.node)
+        with pytest.raises(AssertionError):
+            check_barriers(broken, exact=False)
+    free = next(i for i, launch in enumerate(plan.launches) if not launch.barrier)
+    old = plan.launches[free]
+    plan.launches[free] = Launch(old.kernel, old.args, True, old.node)
+    with pytest.raises(AssertionError):
+        check_barriers(plan, exact=True)
+
+
+def test_the_checker_sees_values_that_share_memory() -> None:
+    lowered, plan = plan_of(random_graph(3)[0])
+    caught = 0
+    for i, launch in enumerate(plan.launches):
+        for j, arg in enumerate(launch.args):
+            if arg.kind is ArgKind.BUFFER and arg.value:
+                args = list(launch.args)
+                args[j] = type(arg)(arg.kind, 0)
+                broken = Schedule(**{**vars(plan), "launches": list(plan.launches)})
+                broken.launches[i] = Launch(launch.kernel, tuple(args), launch.barrier, launch.node)
+                try:
+                    check(lowered, broken)
+                except AssertionError:
+                    caught += 1
+    assert caught > len(plan.launches) // 2
+
+
+# -- the arena ---------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.one_of(st.integers(1, 5000), st.sampled_from(["free", "barrier"])), max_size=60))
+def test_ranges_never_overlap_until_a_barrier_has_passed(actions: list[int | str]) -> None:
+    arena, live, waiting = Arena(), [], []
+    for action in actions:
+        if isinstance(action, int):
+            span = arena.take(action)
+            assert span[0] % 64 == 0 and span[1] - span[0] >= action and span[1] <= arena.top
+            for other in live + waiting:
+                assert span[1] <= other[0] or other[1] <= span[0]
+            live.append(span)
+        elif action == "free" and live:
+            span = live.pop(len(live) // 2)
+            arena.release(span)
+            waiting.append(span)
+        elif action == "barrier":
+            arena.barrier()
+            waiting = []
+    for span in live:
+        arena.release(span)
+    arena.barrier()
+    assert arena.free == [(0, 1 << 62)], "everything joins again"
+
+
+def test_an_op_without_a_kernel_is_refused() -> None:
+    from kinetic.ir.build import Builder
+
+    b = Builder()
+    x = b.embed(b.tokens(), b.declare("x", "F32", (4, 64)), name="x")
+    h = b.rms_norm(b.split_heads(x, 4, name="h"), None, 1e-6, name="n")
+    from support.cpu_device import graph_of
+
+    graph = graph_of({"y": b.merge_heads(h, name="y")})
+    with pytest.raises(UnsupportedError, match="%n: a head norm outside of attention"):
+        plan_of(graph)
