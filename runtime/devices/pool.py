@@ -38,7 +38,6 @@ class WorkerPool:
         worker = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(functions["pool_worker"])
         cpus = usable_cpus()
         self._cpus = cpus if 1 < threads <= len(cpus) and hasattr(os, "sched_setaffinity") else []
-        self._pinned: set[int] = set()
         self._lock = threading.Lock()
         # Daemon threads: an abandoned pool must not keep the process alive.
         self._workers = [
@@ -62,7 +61,6 @@ class WorkerPool:
         Work counters are bound here, so a plan is an array that may be kept and changed.
         """
         with self._lock:
-            self._pin_caller()
             if len(self._counters) < len(plan):
                 self._counters = np.zeros(len(plan), np.int64)
             base = self._counters.ctypes.data
@@ -72,28 +70,30 @@ class WorkerPool:
             words[abi.POOL_COUNTERS // 8] = base
             words[abi.POOL_OPS // 8] = plan.ctypes.data
             words[abi.POOL_COUNT // 8] = len(plan)
-            self._run(self._control.ctypes.data)
-
-    def _pin_caller(self) -> None:
-        """The calling thread is thread 0 of the pool; it gets the first CPU."""
-        me = threading.get_ident()
-        if self._cpus and me not in self._pinned:
-            self._pinned.add(me)
-            _pin(self._cpus[0])
+            # The caller is thread 0. It is pinned for the run only: threads and processes
+            # that it starts later must not inherit a single CPU.
+            if self._cpus:
+                _pin(self._cpus[:1])
+            try:
+                self._run(self._control.ctypes.data)
+            finally:
+                if self._cpus:
+                    _pin(self._cpus)
 
     def close(self) -> None:
         """Stop the workers."""
         self._stop()
 
 
-def _pin(cpu: int) -> None:
+def _pin(cpus: list[int]) -> None:
+    """Let the calling thread run on these CPUs only."""
     with contextlib.suppress(OSError):  # the mask may have shrunk since it was read
-        os.sched_setaffinity(0, {cpu})
+        os.sched_setaffinity(0, cpus)
 
 
 def _enter(worker: object, address: int, index: int, cpus: list[int]) -> None:
     if cpus:
-        _pin(cpus[index])
+        _pin([cpus[index]])
     worker(address, index)  # type: ignore[operator]
 
 
