@@ -313,11 +313,11 @@ class _Segment:
         m = k.splat(new, 8)
         with k.loop(0, groups, carry=[k.zero(F32)]) as g:
             address = self.score_at(head, g.index)
-            e = kmath.exp(b, k.load(F32, address, align=32) - m)
+            e = kmath.exp_nonpositive(b, k.load(F32, address, align=32) - m)
             e = k.select(self.visible(g.index, first, last), e, k.zero(F32))
             k.store(e, address, align=32)
             g.next = [g.carried[0] + e]
-        shrink = kmath.exp(b, k.splat(old, 8) - m)
+        shrink = kmath.exp_nonpositive(b, k.splat(old, 8) - m)
         total = k.load("float", self.total(head)) * shrink.at(0) + lane_tree(k, g.results[0])
         k.store(total, self.total(head))
         with k.loop(0, self.shape.width, 8) as d:
@@ -353,8 +353,8 @@ def _merge(target: CpuTarget, shape: HeadShape) -> CpuFunction:
         at_l = (shape.shared * (width + 1) + h) * 4
         old, new = k.load("float", state, at_m), k.load("float", other, at_m)
         top = fmax(k, old, new)
-        x = kmath.exp(b, k.splat(old - top, 8))
-        y = kmath.exp(b, k.splat(new - top, 8))
+        x = kmath.exp_nonpositive(b, k.splat(old - top, 8))
+        y = kmath.exp_nonpositive(b, k.splat(new - top, 8))
         l_old, l_new = k.load("float", state, at_l), k.load("float", other, at_l)
         k.store(top, state, at_m)
         k.store(l_old * x.at(0) + l_new * y.at(0), state, at_l)

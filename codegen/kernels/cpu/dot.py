@@ -116,18 +116,24 @@ def dot_tile(
     activations: list[Value],
     offset: Value | int,
     scales: list[Scale],
+    starts: list[Value] | None = None,
 ) -> list[list[Value]]:
     """`dot_run` of each row group with each row of activations: `[group][row]`.
+
+    `starts` is added to each row's unscaled sums, which costs nothing on `vnni`.
 
     For `vnni` the sums are built side by side: each is a chain of dependent
     instructions, and a core's scheduler is too small to look past one chain to the next.
     """
     if k.target.dot != "vnni":
-        return [
+        dots = [
             [dot_run(k, bits, c, a, offset, s) for a in activations]
             for c, s in zip(codes, scales, strict=True)
         ]
-    totals = [[k.zero(I32) for _ in activations] for _ in codes]
+        if starts is None:
+            return dots
+        return [[d + s for d, s in zip(row, starts, strict=True)] for row in dots]
+    totals = [list(starts or [k.zero(I32)] * len(activations)) for _ in codes]
     for i in range(len(codes[0])):
         for t, row in enumerate(activations):
             a = broadcast_codes(k, row, offset + 4 * i)

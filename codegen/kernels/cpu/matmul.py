@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from kinetic.codegen.kernels.cpu.dot import (
     PairScales,
     Scale,
-    dot_run,
     dot_tile,
     load_pair,
     returns_centred,
@@ -50,7 +49,7 @@ CHAINS = 4
 """P of a block-quantized product."""
 PANEL = 16
 """Row groups that stay in the second-level cache while token tiles pass by."""
-PREFETCH = 1024
+PREFETCH = 2048
 """Bytes the single-row loop asks ahead."""
 
 
@@ -107,12 +106,17 @@ class _Nest:
         d_x = self.k.load_splat("float", 8, act, at)
         return acc + (d * d_x) * isum.cast("sitofp", F32)
 
-    def zero_point32(self, act: Value, isum: Value) -> Value:
-        """Take `zero * sum(a)` off a 32-value block's dot with unsigned codes."""
-        if self.fmt.zero == 0 or returns_centred(self.k, self.fmt.bits):
-            return isum
-        sums = self.k.load_splat("i32", 8, act, ACT32_SUM)
-        return isum - sums * self.fmt.zero
+    def isums32(self, codes: list[list[Value]], acts: list[Value]) -> list[list[Value]]:
+        """`isum` of a 32-value block, `[group][row]`.
+
+        The codes are unsigned: `zero * sum(a)` comes off the sums, where they start.
+        """
+        k, fmt = self.k, self.fmt
+        starts = None
+        if fmt.zero and not returns_centred(k, fmt.bits):
+            sums = [k.load_splat("i32", 8, act, ACT32_SUM) for act in acts]
+            starts = [s * -fmt.zero for s in sums]
+        return dot_tile(k, fmt.bits, codes, acts, 0, [None] * len(codes), starts)
 
     def minimum32(self, acc: Value, block: Value, act: Value) -> Value:
         """The update for the minimum of a 32-value block (Q4_1, Q5_1)."""
@@ -202,8 +206,8 @@ def _one(fmt: BlockFormat, target: CpuTarget, epilogue: Epilogue) -> Function:
             chain = k.gep(chains, (b.index & (CHAINS - 1)) << 5)
             acc = k.load(F32, chain, align=32)
             if fmt.values == 32:
-                isum = dot_run(k, fmt.bits, unpack32(k, n.packed, block, 0), act, 0)
-                acc = n.update(acc, n.block_scale(block), act, n.zero_point32(act, isum))
+                isum = n.isums32([unpack32(k, n.packed, block, 0)], [act])[0][0]
+                acc = n.update(acc, n.block_scale(block), act, isum)
                 acc = n.minimum32(acc, block, act)
             else:
                 isum = k.zero(I32)
@@ -288,16 +292,14 @@ class _Tile:
         n, k = self.n, self.k
         codes = [unpack32(k, n.packed, block, 0) for block in blocks]
         scales = [n.block_scale(block) for block in blocks]
-        nothing: list[Scale] = [None] * len(blocks)
 
         def rows(tokens: list[Value]) -> None:
             acts_of = [k.gep(acts, t * n.act_stride) for t in tokens]
             # All dots before any store, so that the groups share the broadcasts.
-            dots = dot_tile(k, n.fmt.bits, codes, acts_of, 0, nothing)
+            isums = n.isums32(codes, acts_of)
             for i, block in enumerate(blocks):
-                for t, act, dot in zip(tokens, acts_of, dots[i], strict=True):
+                for t, act, isum in zip(tokens, acts_of, isums[i], strict=True):
                     slot = k.gep(chain, (t << 5) + self.lane * i)
-                    isum = n.zero_point32(act, dot)
                     acc = n.update(k.load(F32, slot, align=32), scales[i], act, isum)
                     k.store(n.minimum32(acc, block, act), slot, align=32)
 

@@ -67,7 +67,7 @@ def quantize_block(k: CpuFunction, block: int, source: Source, start: Value, out
     tiny = largest.compare("slt", ZERO_BELOW)
     broken = largest.compare("sge", INFINITY)
     d = amax * k.const(F32, 1 / 127)
-    r = kmath.recip(b, d)
+    r = kmath.recip_mid(b, d)  # in range wherever it is used
     zero, nan = k.zero(F32), b.unbits(k.const(I32, 0x7FC00000))
     d = k.select(broken, nan, k.select(tiny, zero, d))
     usable = k.select(broken, zero, k.select(tiny, zero, r))
