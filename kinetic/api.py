@@ -28,6 +28,7 @@ from kinetic.ir.program import Launch
 from kinetic.runtime.cpus import default_threads
 from kinetic.runtime.devices.cpu import CpuDevice
 from kinetic.runtime.engine import Engine
+from kinetic.runtime.memory import Memory, context_that_fits, memory_of, usable_memory
 from kinetic.runtime.sampling import Sampler, SamplingParams
 from kinetic.text.chat_template import ChatTemplate
 from kinetic.text.tokenizer import Tokenizer
@@ -112,10 +113,16 @@ class Model:
         _debug(1, f"device {target.device_class} ({target.cpu}, {target.dot}), {threads} threads")
         file = GGUFFile.open(path)
         graph = families.build(file)
-        n_ctx = _context(graph, ctx_size)
         program = compile_graph(
             graph, target, kv_type=kv_type, object_cache=settings.cache_dir() / "kernels"
         )
+        _debug_compiled(graph, target)
+        asked = _context(graph, ctx_size)
+        n_ctx = context_that_fits(
+            program, asked, explicit=ctx_size is not None, usable=usable_memory()
+        )
+        if n_ctx < asked:
+            print(f"kinetic: context {n_ctx} to fit the memory; -c to change", file=sys.stderr)
         compiled = time.perf_counter()
         n_pages = Engine.pages_for(n_ctx)
         cpu = CpuDevice(
@@ -209,6 +216,11 @@ class Model:
         if rest:
             yield Piece(rest, token)
 
+    @property
+    def memory(self) -> Memory:
+        """What the model takes, caches when full."""
+        return memory_of(self.engine.device.program, Engine.pages_for(self.n_ctx))
+
     # -- measuring -------------------------------------------------------------------
     def bench_prefill(self, n_tokens: int) -> float:
         """Seconds that a prompt of so many tokens takes."""
@@ -284,6 +296,20 @@ def _context(graph: Graph, asked: int | None) -> int:
 def _debug(level: int, text: str) -> None:
     if settings.debug_level() >= level:
         print(f"kinetic: {text}", file=sys.stderr)
+
+
+def _debug_compiled(graph: Graph, target: CpuTarget) -> None:
+    """Levels 3 to 6 of the ladder: plan, IR after each pass, LLVM IR, assembly."""
+    level = settings.debug_level()
+    if level >= 3:
+        _debug(3, "plan\n" + _plan_text(graph, target))
+    if level >= 4:
+        run_passes(graph, observe=lambda name, after: _debug(4, f"after {name}\n{after}"))
+    if level >= 5:
+        source = module_text(target, kernel_functions(make_schedule(run_passes(graph), target)))
+        _debug(5, "LLVM IR\n" + source)
+        if level >= 6:
+            _debug(6, "assembly\n" + assembly(target, source))
 
 
 # -- looking inside ------------------------------------------------------------------------

@@ -1,0 +1,69 @@
+"""How much memory a program takes, and how much this machine lets it have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from kinetic.errors import ContextError
+from kinetic.ir.cpu_abi import PAGE
+from kinetic.ir.program import Program
+
+SMALLEST_CTX = 4096
+"""A context that nobody asked for is not shrunk below this."""
+_CTX_STEP = 1024
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a loaded program takes: repacked weights, caches when full, work space."""
+
+    weights: int
+    cache: int
+    work: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.cache + self.work
+
+
+def memory_of(program: Program, n_pages: int) -> Memory:
+    """What a program takes with so many cache pages."""
+    weights = sum(w.nbytes for w in program.packed)
+    page = sum(2 * layout.page_bytes for layout in program.caches.values())
+    return Memory(weights, n_pages * page, program.arena_bytes)
+
+
+def usable_memory(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes of memory that this process may use: the machine's, or its control group's."""
+    total = int(psutil.virtual_memory().total)
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        return min(total, int(limit)) if limit != "max" else total
+    except (OSError, ValueError):
+        return total
+
+
+def context_that_fits(program: Program, asked: int, *, explicit: bool, usable: int) -> int:
+    """The context to run with: `asked`, or less if nobody asked and it would not fit.
+
+    *Units*: contexts in positions, `usable` in bytes.
+
+    *Raises* `ContextError` where even the smallest does not fit.
+    """
+    fixed = memory_of(program, 0).total
+    page = memory_of(program, 1).cache
+    n_ctx = asked
+    while fixed + -(-n_ctx // PAGE) * page > usable:
+        smaller = (n_ctx - 1) // _CTX_STEP * _CTX_STEP
+        if explicit or smaller < SMALLEST_CTX:
+            raise ContextError(
+                f"the model takes {fixed / 2**30:.1f} GiB and its cache for {n_ctx} tokens "
+                f"{-(-n_ctx // PAGE) * page / 2**30:.1f} GiB, but this machine has "
+                f"{usable / 2**30:.1f} GiB; lower -c or use a smaller model"
+            )
+        n_ctx = smaller
+    return n_ctx
