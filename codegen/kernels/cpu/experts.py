@@ -49,6 +49,7 @@ EXPERT_SUM_FLOOR = 2.0**-14
 
 _TAKEN = -(1 << 31)
 _NAN_KEY = _TAKEN + 1
+"""Keys of logits are above these; a NaN is chosen when nothing else is left."""
 _SUM_PART = 8
 """Vectors of a row that a thread sums at once."""
 
