@@ -26,7 +26,7 @@ def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), own: str | None = None) ->
             quota, period = (folder / "cpu.max").read_text().split()[:2]
             if quota != "max":
                 limits.append(int(quota) / int(period))
-        except (OSError, ValueError):
+        except (OSError, ValueError, ZeroDivisionError):
             pass
     try:
         v1 = root / "cpu"
