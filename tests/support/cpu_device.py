@@ -82,7 +82,7 @@ class Memory:
         """A tensor's bytes."""
         return self.bytes[name]
 
-    def advise_dontneed(self, name: str) -> None:
+    def advise_dontneed(self, name: str, start: int = 0, stop: int | None = None) -> None:
         """Nothing to let go of."""
 
     def weight(self, name: str) -> Weight:
