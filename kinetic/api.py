@@ -39,6 +39,8 @@ __all__ = ["Model", "Piece", "SamplingParams", "Stats", "show", "show_names"]
 DEFAULT_CTX = 32768
 """Context without `-c`, unless the model was trained on less."""
 CPU_NAME = "the CPU"
+KV_TYPES = ("f16", "f32")
+"""What the cache may hold."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -108,6 +110,11 @@ class Model:
             raise UnsupportedError("--no-repack is not supported yet; leave it out")
         if not mmap:
             raise UnsupportedError("--no-mmap is not supported yet; leave it out")
+        if kv_type not in KV_TYPES:
+            known = " and ".join(KV_TYPES)
+            raise UnsupportedError(f"a {kv_type} cache is not supported; there are {known}")
+        if threads is not None and threads < 1:
+            raise UsageError(f"{threads} threads cannot run a model; give -t at least 1")
         target = cpu_target(device_class)
         threads = default_threads() if threads is None else threads
         _debug(1, f"device {target.device_class} ({target.cpu}, {target.dot}), {threads} threads")
@@ -166,11 +173,16 @@ class Model:
     ) -> Iterator[Piece]:
         """Yield the answer token by token; `last_stats` is filled when it ends.
 
-        *Raises* `ContextError` when the prompt does not fit the context.
+        *Raises* `ContextError` when the prompt does not fit the context, `UsageError` when it
+        is empty or holds a number that is no token of the model.
         """
         prompt = list(prompt_ids)
         if not prompt:
             raise UsageError("the prompt has no tokens; give some text")
+        n_vocab = self.graph.meta.n_vocab
+        if not 0 <= min(prompt) <= max(prompt) < n_vocab:
+            bad = next(t for t in prompt if not 0 <= t < n_vocab)
+            raise UsageError(f"{bad} is no token of this model; its tokens are 0 to {n_vocab - 1}")
         if len(prompt) > self.n_ctx:
             raise ContextError(
                 f"the prompt has {len(prompt)} tokens and the context holds {self.n_ctx}; "

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kinetic.errors import InternalError
 from kinetic.ir.cpu_abi import PAGE
 from kinetic.runtime.devices.base import Device
 from kinetic.runtime.pages import PagePool
@@ -50,42 +51,47 @@ class Engine:
 
         The arrays are views that the next step overwrites.
 
-        *Raises* `ContextError` when a sequence does not fit; nothing has then run.
+        *Raises* `ContextError` when a sequence or the step does not fit; the sequences are
+        then as they were.
         """
+        lengths = [(work.sequence, len(work.sequence)) for work in batch]
+        try:
+            self.device.step(self._rows(batch))
+        except BaseException:
+            for sequence, length in lengths:
+                sequence.truncate(length)
+            raise
+        outputs, at = [], 0
+        found = self.device.output(output, sum(work.want for work in batch))
+        for work in batch:
+            outputs.append(found[at : at + work.want])
+            at += work.want
+        return outputs
+
+    @staticmethod
+    def _rows(batch: list[Work]) -> Rows:
+        """Extend the sequences, and lay their rows side by side."""
         tokens: list[int] = []
-        positions: list[npt.NDArray[np.int32]] = []
-        slots: list[npt.NDArray[np.int64]] = []
+        positions: list[npt.NDArray[np.int32]] = [np.zeros(0, np.int32)]
+        slots: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
         tables: list[npt.NDArray[np.int32]] = []
         wanted: list[int] = []
-        undo: list[tuple[Sequence, int]] = []
         for work in batch:
-            start = len(work.sequence)
-            undo.append((work.sequence, start))
-            try:
-                slots.append(work.sequence.extend(work.tokens))
-            except Exception:
-                for sequence, length in undo:
-                    sequence.truncate(length)
-                raise
-            count, base = len(work.tokens), len(tables)
+            start, count = len(work.sequence), len(work.tokens)
+            if not 0 <= work.want <= count:
+                raise InternalError(f"{work.want} outputs of {count} rows are wanted")
+            slots.append(work.sequence.extend(work.tokens))
             tokens.extend(work.tokens)
             positions.append(np.arange(start, start + count, dtype=np.int32))
             tables.extend([work.sequence.table] * count)
-            wanted.extend(range(base + count - work.want, base + count))
-        rows = Rows(
+            wanted.extend(range(len(tokens) - work.want, len(tokens)))
+        return Rows(
             np.array(tokens, np.int32),
             np.concatenate(positions),
             np.concatenate(slots),
             tables,
             np.array(wanted, np.int32),
         )
-        self.device.step(rows)
-        outputs, at = [], 0
-        found = self.device.output(output, len(wanted))
-        for work in batch:
-            outputs.append(found[at : at + work.want])
-            at += work.want
-        return outputs
 
     def prefill(self, sequence: Sequence, tokens: list[int]) -> Logits:
         """Run a prompt in chunks; the logits after its last token, [V]."""
@@ -106,7 +112,7 @@ class Engine:
         for start in range(0, len(tokens), size):
             chunk = tokens[start : start + size]
             (logits,) = self.step([Work(sequence, chunk, len(chunk))])
-            yield from logits
+            yield from logits.copy()
 
     @staticmethod
     def pages_for(n_ctx: int, sequences: int = 1) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from kinetic.errors import InternalError
 from kinetic.ir import cpu_abi as abi
 from kinetic.runtime.cpus import usable_cpus
 
@@ -39,6 +40,7 @@ class WorkerPool:
         cpus = usable_cpus()
         self._cpus = cpus if 1 < threads <= len(cpus) and hasattr(os, "sched_setaffinity") else []
         self._lock = threading.Lock()
+        self._process = os.getpid()
         # Daemon threads: an abandoned pool must not keep the process alive.
         self._workers = [
             threading.Thread(
@@ -59,7 +61,17 @@ class WorkerPool:
         """Run a plan: operation records as int64 [n, OP_SIZE / 8].
 
         Work counters are bound here, so a plan is an array that may be kept and changed.
+
+        *Raises* `InternalError` where the workers are not there: after `close`, and in a
+        process forked from the one that started them.
         """
+        if not self._stop.alive:
+            raise InternalError("the worker pool is closed; load the model again")
+        if os.getpid() != self._process:
+            raise InternalError(
+                "the worker threads stayed in the process that loaded the model; load it again "
+                "after a fork, or start processes by spawning"
+            )
         with self._lock:
             if len(self._counters) < len(plan):
                 self._counters = np.zeros(len(plan), np.int64)
