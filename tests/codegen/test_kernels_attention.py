@@ -51,6 +51,8 @@ class Case:
     kv_type: str = "f16"
     size: float = 1.0
     """Size of queries and keys."""
+    broken: bool = False
+    """Whether a few numbers are Inf or NaN."""
 
     def graph(self) -> Graph:
         b = Builder()
@@ -89,7 +91,11 @@ class Case:
         rng, memory = np.random.default_rng(seed), Memory()
         for name, heads in (("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads)):
             scale = 1.0 if name == "v" else self.size
-            memory.put_floats(f"t{name}", scale * rng.standard_normal((N, heads * self.width)))
+            values = scale * rng.standard_normal((N, heads * self.width))
+            if self.broken:
+                bad = rng.choice([np.inf, -np.inf, np.nan], 4)
+                values.flat[rng.integers(0, values.size, 4)] = bad
+            memory.put_floats(f"t{name}", values)
             memory.put_floats(f"n{name}", rng.standard_normal(self.width))
         return memory
 
@@ -111,6 +117,8 @@ CASES = {
     "softcap": Case(softcap=20.0, size=4.0),
     "sharp": Case(size=30.0, kind="norm"),
     "overflowing": Case(size=1e5),
+    "broken": Case(broken=True, window=200),
+    "broken, f32 cache": Case(broken=True, kv_type="f32", kind="norm"),
     "wide": Case(width=128, heads=2, kv_heads=1),
 }
 
@@ -196,6 +204,22 @@ def test_where_pages_lie_does_not_change_a_word(
             got = outputs(cpu, step)["y"]
             assert same_words(got, whole(case)[positions])
             done = [done[i] + take[i] for i in (0, 1)]
+
+
+def test_what_a_page_held_before_is_never_seen(objects: Path) -> None:
+    """NaN at positions that a shorter path does not reach, in its own last tile too."""
+    case = Case()
+    memory = case.memory()
+    for name in "kv":
+        table = memory.bytes[f"t{name}"].view(np.float32).reshape(N, -1)
+        table[500:] = np.nan
+    expected = Reference(case.graph(), memory.weight).step(rows(np.arange(90)))["y"]
+    assert np.isfinite(expected).all()
+    for name in TARGETS:
+        program = compile_for(name, case.graph(), objects, max_rows=STEP)
+        with device(program, memory) as cpu:
+            outputs(cpu, plain_rows(np.arange(500, 700)))
+            assert same_words(outputs(cpu, plain_rows(np.arange(90)))["y"], expected)
 
 
 def test_keys_that_are_values_too_are_turned_in_a_copy(objects: Path) -> None:

@@ -10,14 +10,25 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.cpu_device import TARGETS, compile_for, device, outputs, plain_rows, same_words, target
+from support.cpu_device import (
+    TARGETS,
+    compile_for,
+    device,
+    graph_of,
+    outputs,
+    plain_rows,
+    same_words,
+    target,
+)
 from support.random_graphs import random_graph
 from support.tiny_models import ARCHS, tiny_model
 
+from kinetic.codegen.kernels.cpu.experts import routing_size
 from kinetic.codegen.passes.schedule import Arena, Schedule
 from kinetic.codegen.pipeline import run_passes, schedule
 from kinetic.errors import UnsupportedError
 from kinetic.families import build
+from kinetic.ir.build import Builder
 from kinetic.ir.cpu_abi import OP_MAX_ARGS, act_stride
 from kinetic.ir.gguf import GGUFFile
 from kinetic.ir.graph import Graph, Node
@@ -43,8 +54,8 @@ class Access:
 # Written from the kernels' own descriptions of their arguments, not from the scheduler.
 
 
-def access(launch: Launch) -> Access:
-    """The memory that one launch touches."""
+def access(launch: Launch, used: int = 0) -> Access:
+    """The memory that one launch touches; `used` experts take a row."""
     kernel, args = launch.kernel, launch.args
 
     def number(at: int) -> int:
@@ -80,6 +91,28 @@ def access(launch: Launch) -> Access:
         rows, width = count(4), number(3)
         out = quantized(2, rows, width, block) if block else buffer(2, rows * width)
         return Access([buffer(0, rows * width), buffer(1, rows * width)], [out], [])
+    if kernel.startswith("route_"):
+        rows = count(3)
+        return Access([buffer(0, rows * number(2))], [buffer(1, routing_size(rows * used))], [])
+    if kernel.startswith("expert_rows"):
+        quants = re.fullmatch(r"expert_rows_(\d+)", kernel)
+        size = number(3) * (act_stride(int(quants[1])) if quants else 32)
+        reads = [buffer(0, T * size), buffer(2, routing_size(T * used))]
+        return Access(reads, [buffer(1, T * used * size)], [])
+    if kernel.startswith("expert_matmul_"):
+        reads = [buffer(1, T * used * number(8)), buffer(3, routing_size(T * used))]
+        return Access(reads, [buffer(2, T * used * number(9))], [])
+    if kernel.startswith("expert_glu_"):
+        rows, width = T * used, number(4)
+        out = quantized(2, rows, width, block) if block else buffer(2, rows * width)
+        inputs = [buffer(0, rows * width), buffer(1, rows * width)]
+        return Access([*inputs, buffer(3, routing_size(rows))], [out], [])
+    if kernel.startswith("expert_sum"):
+        assert number(4) == used
+        size = number(3) * 32
+        reads = [buffer(0, T * used * size), buffer(1, routing_size(T * used))]
+        out = buffer(2, T * size)
+        return Access(reads, [], [out]) if kernel.endswith("_add") else Access(reads, [out], [])
     if kernel == "take_outputs":
         return Access([buffer(0, T * number(2))], [buffer(1, R * number(2))], [])
     if kernel.startswith("matmul_"):
@@ -113,6 +146,13 @@ def access(launch: Launch) -> Access:
     raise AssertionError(f"this test does not know the kernel {kernel}; teach it")
 
 
+def accesses(plan: Schedule) -> list[Access]:
+    """What each launch touches, in order."""
+    names = [m for m in (re.match(r"route_(\d+)of", k) for k in plan.kernels) if m]
+    used = int(names[0][1]) if names else 0
+    return [access(launch, used) for launch in plan.launches]
+
+
 def overlaps(some: list[Span], others: list[Span]) -> list[tuple[Span, Span]]:
     return [(a, b) for a in some for b in others if a[0] == b[0] and a[1] < b[2] and b[1] < a[2]]
 
@@ -126,8 +166,7 @@ def conflict(a: Access, b: Access) -> bool:
 def check_barriers(plan: Schedule, *, exact: bool) -> None:
     """Conflicts have a barrier between them; with `exact` every barrier has its conflict."""
     group: list[Access] = []
-    for launch in plan.launches:
-        mine = access(launch)
+    for launch, mine in zip(plan.launches, accesses(plan), strict=True):
         assert len(launch.args) <= OP_MAX_ARGS
         for span in mine.writes + mine.both + mine.reads:
             assert span[0] != "arena" or 0 <= span[1] < span[2] <= plan.arena_bytes
@@ -145,11 +184,11 @@ def check_barriers(plan: Schedule, *, exact: bool) -> None:
 
 def check_no_barrier_is_idle(plan: Schedule) -> None:
     group: list[Access] = []
-    for launch, following in zip(plan.launches, plan.launches[1:], strict=False):
-        group.append(access(launch))
+    touched = accesses(plan)
+    for launch, mine, after in zip(plan.launches, touched, touched[1:], strict=False):
+        group.append(mine)
         if launch.barrier:
-            after = access(following)
-            assert any(conflict(earlier, after) for earlier in group), following
+            assert any(conflict(earlier, after) for earlier in group), launch
             group = []
 
 
@@ -168,8 +207,8 @@ def check_memory(graph: Graph, plan: Schedule) -> None:
     def owners(span: Span) -> set[int]:
         return set(owner[span[1] // 4 : span[2] // 4].tolist())
 
-    for launch in plan.launches:
-        node, mine = nodes[launch.node], access(launch)
+    for launch, mine in zip(plan.launches, accesses(plan), strict=True):
+        node = nodes[launch.node]
         inputs = {number[root(s).name] for s in node.sources if s.op not in ("weight", "tokens")}
         for span in mine.reads + mine.both:
             if span[0] != "arena":
@@ -217,6 +256,18 @@ def test_models_are_scheduled_soundly(arch: str, formats: str, tmp_path: Path) -
         _, deeper = plan_of(build(file))
     assert deeper.arena_bytes == plan.arena_bytes
     assert set(deeper.kernels) == set(plan.kernels)
+
+
+def test_experts_are_scheduled_soundly(tmp_path: Path) -> None:
+    formats = {"": "Q8_0", "ffn_up_exps": "Q4_K", "ffn_gate_exps": "F16", "ffn_down_exps": "Q6_K"}
+    for used, layers in ((2, 3), (3, 1)):
+        path = tmp_path / f"{used}.gguf"
+        options = {"n_layers": layers, "n_experts": 5, "n_experts_used": used}
+        tiny_model("llama", path, formats=formats, **options)
+        with GGUFFile.open(path) as file:
+            lowered, plan = plan_of(build(file))
+        assert any(launch.kernel.startswith("expert_sum") for launch in plan.launches)
+        check(lowered, plan)
 
 
 @settings(max_examples=6, deadline=None)
@@ -301,13 +352,9 @@ def test_ranges_never_overlap_until_a_barrier_has_passed(actions: list[int | str
 
 
 def test_an_op_without_a_kernel_is_refused() -> None:
-    from kinetic.ir.build import Builder
-
     b = Builder()
     x = b.embed(b.tokens(), b.declare("x", "F32", (4, 64)), name="x")
     h = b.rms_norm(b.split_heads(x, 4, name="h"), None, 1e-6, name="n")
-    from support.cpu_device import graph_of
-
     graph = graph_of({"y": b.merge_heads(h, name="y")})
     with pytest.raises(UnsupportedError, match="%n: a head norm outside of attention"):
         plan_of(graph)
