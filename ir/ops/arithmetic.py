@@ -186,11 +186,15 @@ def dequantized_rows(W: Weight, ids: npt.NDArray[np.int32]) -> F32:
 
 
 def row_range(W: Weight, start: int, count: int) -> Weight:
-    """A range of the first axis, as a weight of its own."""
+    """A range of the first axis, as a weight of its own (of a vector: of its elements)."""
     key = f"rows {start} {count}"
     if key not in W.memo:
-        inner = prod(W.shape[1:-1])
-        raw = W.raw[start * inner : (start + count) * inner]
+        if len(W.shape) == 1:
+            size = W.format.nbytes // W.format.values
+            raw = W.raw[:, start * size : (start + count) * size]
+        else:
+            inner = prod(W.shape[1:-1])
+            raw = W.raw[start * inner : (start + count) * inner]
         W.memo[key] = Weight(W.format, (count, *W.shape[1:]), raw)
     found: Weight = W.memo[key]
     return found

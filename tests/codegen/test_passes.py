@@ -49,15 +49,7 @@ def two_steps(graph: Graph, file: GGUFFile) -> list[F32]:
     return [first["logits"], second["logits"]]
 
 
-ROW_RANGES = pytest.mark.xfail(
-    raises=ValueError, strict=True, reason="the reference takes no row range of a vector yet"
-)
-
-
-@pytest.mark.parametrize(
-    "label",
-    [pytest.param(v, marks=ROW_RANGES if v == "llama fused bias" else ()) for v in VARIANTS],
-)
+@pytest.mark.parametrize("label", VARIANTS)
 def test_passes_keep_the_words_of_models(label: str, tmp_path: Path) -> None:
     options = dict(VARIANTS[label])
     formats, size = MIXES[str(options.pop("mix"))]
