@@ -99,6 +99,25 @@ def test_row_ops_are_the_references(name: str, width: int, flavour: str, objects
         assert [k for k in expected if not same_words(got[k], expected[k])] == []
 
 
+@pytest.mark.parametrize("fmt", MIXED)
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_block_is_zeros_just_below_its_least_scale(name: str, fmt: str, objects: Path) -> None:
+    b, memory, width = Builder(), Memory(), 256
+    x = b.embed(b.tokens(), b.declare("x", "F32", (4, width)), name="x")
+    graph = graph_of({"y": b.linear(x, b.declare("w", fmt, (8, width)), name="y")})
+    limit, zero = np.float32(2.0**-100), np.float32(0)
+    values = np.zeros((4, width), np.float32)
+    values[:, 9] = [limit, np.nextafter(limit, zero), -limit, -np.nextafter(limit, zero)]
+    memory.put_floats("x", values)
+    memory.put(
+        "w", fmt, (8, width), random_weights(np.random.default_rng(0), fmt, 8, width, "plain")
+    )
+    with device(compile_for(name, graph, objects), memory) as cpu:
+        got = outputs(cpu, plain_rows(np.arange(4)))["y"]
+    assert same_words(got, Reference(graph, memory.weight).step(rows(np.arange(4)))["y"])
+    assert got[[0, 2]].any(axis=1).all() and not got[[1, 3]].any()
+
+
 def embeddings() -> Graph:
     b = Builder()
     return graph_of(
