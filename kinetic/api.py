@@ -12,24 +12,29 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from kinetic import families, settings
+from kinetic.codegen.objects import source_digest
 from kinetic.codegen.pipeline import CPU_PASSES, compile_graph, kernel_functions, run_passes
 from kinetic.codegen.pipeline import schedule as make_schedule
 from kinetic.codegen.targets.llvm_x86 import CpuTarget, assembly, cpu_target, module_text
 from kinetic.errors import ContextError, UnsupportedError, UsageError
 from kinetic.ir.gguf import GGUFFile
 from kinetic.ir.graph import Graph
-from kinetic.ir.program import Launch
+from kinetic.ir.program import Launch, Program
 from kinetic.runtime.cpus import default_threads
 from kinetic.runtime.devices.cpu import CpuDevice
+from kinetic.runtime.devices.weights import LoadOptions, Progress
 from kinetic.runtime.engine import Engine
 from kinetic.runtime.memory import Memory, context_that_fits, memory_of, usable_memory
+from kinetic.runtime.repack_cache import DEFAULT_LIMIT, CacheEntry, entry_key
 from kinetic.runtime.sampling import Sampler, SamplingParams
+from kinetic.runtime.sequence import Sequence
 from kinetic.text.chat_template import ChatTemplate
 from kinetic.text.tokenizer import Tokenizer
 from kinetic.text.vocab import Metadata
@@ -41,8 +46,6 @@ DEFAULT_CTX = 32768
 CPU_NAME = "the CPU"
 KV_TYPES = ("f16", "f32")
 """What the cache may hold."""
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -91,12 +94,18 @@ class Model:
         device_class: str | None = None,
         repack: bool = True,
         mmap: bool = True,
+        mlock: bool = False,
+        repack_cache: str | os.PathLike[str] | None = None,
+        repack_cache_limit: int = DEFAULT_LIMIT,
         progress: Progress | None = None,
     ) -> Model:
         """Load a GGUF file.
 
         `ctx_size` 0 takes all the model supports, None the default. `device_class` forces
-        a class (`cpu-x86_64-scalar`); by default this machine's best.
+        a class (`cpu-x86_64-scalar`); by default this machine's best. Without `mmap` the file
+        is read instead of mapped; `mlock` keeps the weights from being swapped out.
+        `repack_cache` is a folder that keeps repacked weights between loads, of at most
+        `repack_cache_limit` bytes.
 
         *Raises* `ModelFileError` for a damaged file, `UnsupportedError` for one that needs
         what Kinetic lacks.
@@ -107,9 +116,12 @@ class Model:
                 f"--device {device} is not supported yet; Kinetic runs on the CPU, use --device cpu"
             )
         if not repack:
-            raise UnsupportedError("--no-repack is not supported yet; leave it out")
-        if not mmap:
-            raise UnsupportedError("--no-mmap is not supported yet; leave it out")
+            # Products in the file's own order would be a second set of kernels for every
+            # format, slower, and save nothing: the file's pages are let go after repacking.
+            raise UnsupportedError(
+                "--no-repack is not supported: kernels read only the repacked weights, which "
+                "take the place of the file's in memory; leave it out"
+            )
         if kv_type not in KV_TYPES:
             known = " and ".join(KV_TYPES)
             raise UnsupportedError(f"a {kv_type} cache is not supported; there are {known}")
@@ -118,7 +130,7 @@ class Model:
         target = cpu_target(device_class)
         threads = default_threads() if threads is None else threads
         _debug(1, f"device {target.device_class} ({target.cpu}, {target.dot}), {threads} threads")
-        file = GGUFFile.open(path)
+        file = GGUFFile.open(path, in_memory=not mmap)
         graph = families.build(file)
         program = compile_graph(
             graph, target, kv_type=kv_type, object_cache=settings.cache_dir() / "kernels"
@@ -129,12 +141,16 @@ class Model:
             program, asked, explicit=ctx_size is not None, usable=usable_memory()
         )
         if n_ctx < asked:
-            print(f"kinetic: context {n_ctx} to fit the memory; -c to change", file=sys.stderr)
+            _notice(f"context {n_ctx} to fit the memory; -c to change")
         compiled = time.perf_counter()
         n_pages = Engine.pages_for(n_ctx)
-        cpu = CpuDevice(
-            program, file, threads=threads, n_ctx=n_ctx, n_pages=n_pages, progress=progress
-        )
+        options = LoadOptions(progress=progress, mlock=mlock, notice=_notice)
+        if repack_cache is not None:
+            entry = CacheEntry(
+                Path(repack_cache), _repack_key(file, program, target), repack_cache_limit
+            )
+            options = replace(options, cache=entry)
+        cpu = CpuDevice(program, file, threads=threads, n_ctx=n_ctx, n_pages=n_pages, load=options)
         model = cls(file, graph, Engine(cpu, n_ctx, n_pages), threads)
         model.load_seconds = time.perf_counter() - started
         _debug(2, f"compiled {compiled - started:.3f} s, loaded {model.load_seconds:.3f} s in all")
@@ -166,10 +182,10 @@ class Model:
     # -- generation ------------------------------------------------------------------
     def generate(
         self,
-        prompt_ids: Sequence[int],
+        prompt_ids: Items[int],
         params: SamplingParams | None = None,
         max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: Items[str] = (),
     ) -> Iterator[Piece]:
         """Yield the answer token by token; `last_stats` is filled when it ends.
 
@@ -196,7 +212,16 @@ class Model:
         finally:
             sequence.close()
 
-    def _answer(self, prompt, sampler, sequence, stats, max_tokens, stop):  # type: ignore[no-untyped-def]
+    def _answer(
+        self,
+        prompt: list[int],
+        sampler: Sampler,
+        sequence: Sequence,
+        stats: Stats,
+        max_tokens: int | None,
+        stop: Items[str],
+    ) -> Iterator[Piece]:
+        """The loop of one answer: sample, show, run the token, until something ends it."""
         for token in prompt:
             sampler.accept(token)
         started = time.perf_counter()
@@ -265,7 +290,7 @@ class Model:
 class StopText:
     """Holds text back while it may be the beginning of a stop text."""
 
-    def __init__(self, stops: Sequence[str]):
+    def __init__(self, stops: Items[str]):
         self._stops = [s for s in stops if s]
         self._held = ""
         self.found = False
@@ -305,9 +330,18 @@ def _context(graph: Graph, asked: int | None) -> int:
     return asked
 
 
+def _repack_key(file: GGUFFile, program: Program, target: CpuTarget) -> str:
+    """What a model's repacked weights depend on: the file, the matrices, the layout's code."""
+    return entry_key(file.identity(), repr(program.packed), source_digest().hex(), target.key)
+
+
+def _notice(text: str) -> None:
+    print(f"kinetic: {text}", file=sys.stderr)
+
+
 def _debug(level: int, text: str) -> None:
     if settings.debug_level() >= level:
-        print(f"kinetic: {text}", file=sys.stderr)
+        _notice(text)
 
 
 def _debug_compiled(graph: Graph, target: CpuTarget) -> None:
