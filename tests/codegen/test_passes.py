@@ -79,10 +79,12 @@ def test_passes_keep_the_words_of_models(label: str, tmp_path: Path) -> None:
 def test_passes_keep_the_words_of_any_graph(seed: int) -> None:
     graph, memory = random_graph(seed)
     step = rows(np.arange(5), wanted=[True, False, False, True, True])
-    expected = Reference(graph, memory.weight).step(step)
+    with np.errstate(all="ignore"):
+        expected = Reference(graph, memory.weight).step(step)
 
     def check(name: str, after: Graph) -> None:
-        got = Reference(after, memory.weight).step(step)
+        with np.errstate(all="ignore"):
+            got = Reference(after, memory.weight).step(step)
         assert list(got) == list(expected)
         assert [k for k in got if not same_words(got[k], expected[k])] == [], name
 
