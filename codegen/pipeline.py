@@ -54,22 +54,41 @@ def run_passes(
 ) -> Graph:
     """The graph after the passes, or after the one named `after`.
 
+    `observe` sees the graph after each pass, checked. Without it only the last graph is
+    checked, since checking each costs as much again; where that check fails, the passes
+    run once more to find the one to blame.
+
     *Raises* `UsageError` for an unknown pass name; `InternalError`, naming the pass,
     where a pass breaks a rule of the IR.
     """
     known = [p.name for p in passes]
-    if after is not None and after not in known:
-        raise UsageError(f"no pass is called {after!r}; the passes are {', '.join(known)}")
+    if after is not None:
+        if after not in known:
+            raise UsageError(f"no pass is called {after!r}; the passes are {', '.join(known)}")
+        passes = passes[: known.index(after) + 1]
+    if observe is not None:
+        return _run_checked(graph, passes, observe)
+    try:
+        result = graph
+        for p in passes:
+            result = p.run(result)
+        verify(result)
+    except InternalError:
+        return _run_checked(graph, passes, lambda name, seen: None)
+    return result
+
+
+def _run_checked(
+    graph: Graph, passes: tuple[Pass, ...], observe: Callable[[str, Graph], None]
+) -> Graph:
+    """The passes with a check after each; errors name the pass."""
     for p in passes:
         try:
             graph = p.run(graph)
-            verify(graph)
+            verify(graph, after=p.name)
         except InternalError as error:
             raise InternalError(f"pass {p.name}: {error}") from error
-        if observe is not None:
-            observe(p.name, graph)
-        if p.name == after:
-            break
+        observe(p.name, graph)
     return graph
 
 
