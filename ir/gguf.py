@@ -22,13 +22,15 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator, Mapping
+from io import FileIO
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
-from kinetic.errors import ModelFileError, UnsupportedError
+from kinetic.errors import InternalError, ModelFileError, UnsupportedError
 from kinetic.ir.ggml_types import GGML_TYPES, REMOVED_TYPES
 from kinetic.ir.gguf_strings import ChainBroken, StringArray, scan_strings
 
@@ -41,6 +43,8 @@ MAX_ARRAY_DEPTH = 4
 MAX_INNER_ARRAYS = 65536  # arrays inside arrays become Python lists, so their number is bounded
 MAX_STRINGS = 1 << 24  # strings of one array; the largest known vocabulary has 2^18
 MAX_ENTRIES = 1 << 20  # keys, and tensors
+_READ_BYTES = 64 << 20  # of a file that is read instead of mapped, at a time
+_SAMPLES, _SAMPLE_BYTES = 64, 4096  # of the weights, for a file's identity
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -103,13 +107,23 @@ class TensorInfo(NamedTuple):
 class GGUFFile:
     """An open GGUF file.
 
+    `in_memory` reads the file once, now, instead of mapping it: nothing that happens to the
+    file or its disk later can reach the process.
+
     *Raises*: ModelFileError if the file is damaged or is not GGUF; UnsupportedError for one
     part of a split model, unless `allow_split`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, allow_split: bool = False) -> None:
-        self.path = os.fspath(path)
-        self._map, self._buf = _map_file(self.path)
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        allow_split: bool = False,
+        in_memory: bool = False,
+    ) -> None:
+        self.path, self.in_memory = os.fspath(path), in_memory
+        self._released: set[str] = set()
+        self._map, self._buf, self.mtime_ns = _open_file(self.path, in_memory)
         self.size = len(self._buf)
         try:
             parser = _Parser(self.path, self._map, self._buf)
@@ -132,9 +146,15 @@ class GGUFFile:
             raise
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, allow_split: bool = False) -> GGUFFile:
-        """Open and check a file; its weights are not read until they are used."""
-        return cls(path, allow_split=allow_split)
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        allow_split: bool = False,
+        in_memory: bool = False,
+    ) -> GGUFFile:
+        """Open and check a file; a mapped one's weights are not read until they are used."""
+        return cls(path, allow_split=allow_split, in_memory=in_memory)
 
     # Metadata. A getter without a default demands the key.
 
@@ -202,6 +222,8 @@ class GGUFFile:
         info = self.tensors.get(name)
         if info is None:
             raise ModelFileError(f"{display_path(self.path)}: there is no tensor {name}")
+        if name in self._released:
+            raise InternalError(f"tensor {name} was released; open the file again to read it")
         return self._buf[info.offset : info.offset + info.nbytes]
 
     @property
@@ -214,6 +236,29 @@ class GGUFFile:
 
         *Units*: `start` and `stop` are bytes within the tensor; by default, all of it.
         """
+        if not self.in_memory:  # there the bytes would not come back
+            self._drop(name, start, stop)
+
+    def release(self, name: str) -> None:
+        """Let go of a tensor that nobody will read again."""
+        if self.in_memory:
+            self._released.add(name)
+        self._drop(name, 0, None)
+
+    def identity(self) -> str:
+        """What tells this file from other files and from its own past, without reading it all.
+
+        Its size, its time of change, its header, and a sample of the weights: copies with
+        equal times exist (archives, images), and fine-tunes with equal headers do too.
+        """
+        digest = blake3(_U64.pack(self.size) + _U64.pack(self.mtime_ns & (1 << 64) - 1))
+        digest.update(self._buf[: self.data_offset].data)
+        step = max(_SAMPLE_BYTES, (self.size - self.data_offset) // _SAMPLES)
+        for at in range(self.data_offset, self.size, step):
+            digest.update(self._buf[at : at + _SAMPLE_BYTES].data)
+        return digest.hexdigest()
+
+    def _drop(self, name: str, start: int, stop: int | None) -> None:
         info = self.tensors[name]
         if not hasattr(mmap, "MADV_DONTNEED") or self._map is None:
             return
@@ -253,23 +298,55 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _map_file(path: str) -> tuple[mmap.mmap | None, NDArray[np.uint8]]:
+def _open_file(path: str, in_memory: bool) -> tuple[mmap.mmap | None, NDArray[np.uint8], int]:
+    """A file's bytes, mapped or read, and its time of change."""
     shown = display_path(path)
     try:
         # Opening a pipe would wait for a writer, so the kind of file is asked first.
         if os.path.exists(path) and not os.path.isfile(path):
             raise ModelFileError(f"{shown} is not a regular file; give the path of a .gguf file")
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
+        with open(path, "rb", buffering=0) as file:
+            status = os.fstat(file.fileno())
+            size = status.st_size
             if size < 24:
                 raise ModelFileError(
                     f"{shown}: header at byte 0: file is truncated: needs 24 bytes, has {size}"
                 )
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if in_memory:
+                mapped = _memory(size)
+                got = _read_into(mapped, file)
+                if got < size:
+                    raise ModelFileError(
+                        f"{shown}: file is truncated: it had {size} bytes when it was opened "
+                        f"and ended after {got}; is it still being written?"
+                    )
+            else:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ModelFileError(f"cannot open {shown}: {reason}") from None
-    return mapped, np.frombuffer(mapped, np.uint8)
+    buf = np.frombuffer(mapped, np.uint8)
+    buf.flags.writeable = False
+    return mapped, buf, status.st_mtime_ns
+
+
+def _memory(size: int) -> mmap.mmap:
+    """Memory whose pages can be given back one by one: private, unlike Python's default."""
+    if hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return mmap.mmap(-1, size)
+
+
+def _read_into(mapped: mmap.mmap, file: FileIO) -> int:
+    """Read until the memory is full or the file ends; the number of bytes read."""
+    at = 0
+    with memoryview(mapped) as view:
+        while at < len(view):
+            count = file.readinto(view[at : at + _READ_BYTES])
+            if not count:
+                break
+            at += count
+    return at
 
 
 class _Parser:

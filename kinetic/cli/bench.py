@@ -11,7 +11,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from kinetic.cli.options import add_model, add_runtime, device, no_more_words, take_model
+from kinetic.cli.options import add_model, add_runtime, load_options, no_more_words, take_model
 from kinetic.cli.parser import CommandParser, whole
 from kinetic.cli.terminal import LiveLine, use_utf8
 
@@ -150,13 +150,9 @@ def _load(path: Path, options: argparse.Namespace, line: LiveLine) -> Model:
 
     return Model.load(
         path,
-        threads=options.threads,
         ctx_size=PREFILL_TOKENS + DECODE_TOKENS,
-        device=device(options),
-        device_class=options.device_class,
-        repack=not options.no_repack,
-        mmap=not options.no_mmap,
         progress=line.progress,
+        **load_options(options),
     )
 
 

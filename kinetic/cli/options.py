@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from kinetic.cli.model_path import find_model
 from kinetic.cli.parser import CommandParser, one_of, real, whole
@@ -11,6 +12,8 @@ from kinetic.errors import UsageError
 
 DEVICES = {"none": "cpu", "cuda0": "cuda", "vulkan0": "vulkan"}
 DEVICE_CLASSES = ("cpu-x86_64-avx2", "cpu-x86_64-scalar")
+
+DEFAULT_CACHE_GIB = 32
 
 # The fields of SamplingParams that the command line can set; each option's `dest` is one.
 SAMPLING_FIELDS = (
@@ -62,8 +65,29 @@ def add_runtime(parser: CommandParser, *, context: bool = True) -> None:
         choices=DEVICE_CLASSES,
         help="which set of kernels to use [default: the best this CPU has]",
     )
-    option(title, "--no-repack", help="use the weights as the file lays them out: slower, smaller")
+    option(title, "--mlock", help="keep the weights in RAM, so the system never swaps them out")
     option(title, "--no-mmap", help="read the file into memory instead of mapping it")
+    option(
+        title,
+        "--repack-cache",
+        metavar="DIR",
+        help="keep repacked weights in this folder: later loads map them, and processes share "
+        "them [default: off]",
+    )
+    option(
+        title,
+        "--repack-cache-limit",
+        metavar="GIB",
+        type=real(0, 2**30),
+        default=DEFAULT_CACHE_GIB,
+        help="most that folder may hold; models unused for longest go "
+        f"[default: {DEFAULT_CACHE_GIB}]",
+    )
+    option(
+        title,
+        "--no-repack",
+        help="refused: kernels read only repacked weights, which replace the file's in memory",
+    )
 
 
 def add_sampling(parser: CommandParser) -> None:
@@ -165,6 +189,20 @@ def sampling_overrides(options: argparse.Namespace) -> dict[str, object]:
         # As in llama.cpp, the first --dry-sequence-breaker replaces the default ones.
         given["dry_sequence_breakers"] = tuple(text for text in breakers if text != "none")
     return given
+
+
+def load_options(options: argparse.Namespace) -> dict[str, Any]:
+    """What `add_runtime` declares, as keywords of `Model.load`."""
+    return {
+        "threads": options.threads,
+        "device": device(options),
+        "device_class": options.device_class,
+        "repack": not options.no_repack,
+        "mmap": not options.no_mmap,
+        "mlock": options.mlock,
+        "repack_cache": options.repack_cache,
+        "repack_cache_limit": int(options.repack_cache_limit * 2**30),
+    }
 
 
 def device(options: argparse.Namespace) -> str:

@@ -16,7 +16,7 @@ from kinetic.cli.options import (
     add_model,
     add_runtime,
     add_sampling,
-    device,
+    load_options,
     sampling_overrides,
     take_model,
 )
@@ -125,13 +125,9 @@ def _load(path: Path, options: argparse.Namespace, line: LiveLine) -> Model:
 
     return Model.load(
         path,
-        threads=options.threads,
         ctx_size=options.ctx_size,
-        device=device(options),
-        device_class=options.device_class,
-        repack=not options.no_repack,
-        mmap=not options.no_mmap,
         progress=line.progress,
+        **load_options(options),
     )
 
 

@@ -30,6 +30,9 @@ class TensorSource(Protocol):
     def advise_dontneed(self, name: str, start: int = 0, stop: int | None = None) -> None:
         """Bytes `start` to `stop` of the tensor will not be read again soon."""
 
+    def release(self, name: str) -> None:
+        """The tensor will not be read again at all."""
+
 
 class Device(Protocol):
     """A program loaded with its weights, caches and threads."""

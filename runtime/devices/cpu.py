@@ -1,16 +1,12 @@
 """The CPU device: binds a program to memory and threads, and runs steps.
 
-Loading repacks every matrix natively and in parallel, then lets the system drop the
-file's pages, so that a model is in memory once. A step fills the step block and makes
-one native call.
+Matrices are repacked by `weights.py`; vectors are widened here. A step fills the step
+block and makes one native call.
 """
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,43 +14,23 @@ import numpy.typing as npt
 
 from kinetic.errors import ContextError
 from kinetic.ir import cpu_abi as abi
-from kinetic.ir.program import Arg, ArgKind, CacheLayout, Launch, PackedWeight, Program, RopeTable
-from kinetic.ir.quant import FORMATS, by_ggml_id
+from kinetic.ir.program import Arg, ArgKind, CacheLayout, Launch, Program, RopeTable
+from kinetic.ir.quant import by_ggml_id
 from kinetic.ir.quant.decode import as_blocks, dequantize
 from kinetic.ir.rope_tables import RopeScaling, rope_table
 from kinetic.runtime.devices.base import TensorSource
+from kinetic.runtime.devices.mapping import Mapping
 from kinetic.runtime.devices.pool import WorkerPool, aligned
+from kinetic.runtime.devices.weights import LoadOptions, PackedWeights
 from kinetic.runtime.rows import Rows
-
-Progress = Callable[[str, int, int], None]
-"""`progress(what, done, total)`, in bytes."""
 
 _DRAWS = 4
 """Chunks a thread should get of a product, so that an uneven start evens out."""
 _LARGEST_CHUNK = 16
-_SLICE = 16 << 20
-"""Bytes of a matrix repacked at a time, which bounds what is in memory twice."""
+_LARGE_STEP = 256
+"""Rows of a step after which the embedding table's pages are let go."""
 _TABLE_ROWS = 1024
 """Positions by which a rope table grows."""
-
-
-class Mapping:
-    """Zeroed memory from the system, resident only where it is touched.
-
-    `huge` asks for huge pages: weights are read from end to end for every token, and
-    small pages would cost a miss in the address cache every 4 KiB.
-    """
-
-    def __init__(self, nbytes: int, *, huge: bool = False):
-        if hasattr(mmap, "MAP_PRIVATE"):  # Python's default is shared memory
-            self._map = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        else:
-            self._map = mmap.mmap(-1, max(nbytes, 1))
-        if huge and hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a hint; kernels without it say EINVAL
-                self._map.madvise(mmap.MADV_HUGEPAGE)
-        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
-        self.address = self.bytes.ctypes.data
 
 
 class _Rope:
@@ -101,7 +77,7 @@ class CpuDevice:
         threads: int,
         n_ctx: int,
         n_pages: int,
-        progress: Progress | None = None,
+        load: LoadOptions | None = None,
     ):
         self.program, self._source = program, source
         self.threads, self.n_ctx, self.n_pages = threads, n_ctx, n_pages
@@ -114,53 +90,15 @@ class CpuDevice:
         self._scratch = Mapping(units * program.state_bytes)
         self._vectors = {v.key: self._widen(v.tensor, v.rows) for v in program.vectors}
         self._ropes = [self._rope(t) for t in program.tables]
-        self._packed: dict[str, int] = {}
-        self._weights = Mapping(sum(-(-w.nbytes // 64) * 64 for w in program.packed), huge=True)
-        self._load(progress)
+        launched = [arg for launch in program.launches for arg in launch.args]
+        self._raw = sorted({str(a.value) for a in launched if a.kind is ArgKind.RAW})
+        self._weights = PackedWeights(
+            program.packed, source, self._functions, self._pool, load or LoadOptions(), self._raw
+        )
         self._caches = {name: self._cache(c) for name, c in program.caches.items()}
         self._plan = self._bind(program.launches)
 
     # -- loading ---------------------------------------------------------------------
-    def _load(self, progress: Progress | None) -> None:
-        at, done = 0, 0
-        total = sum(w.nbytes for w in self.program.packed)
-        for weight in self.program.packed:
-            address = self._weights.address + at
-            self._repack(weight, address)
-            self._packed[weight.key] = address
-            at += -(-weight.nbytes // 64) * 64
-            done += weight.nbytes
-            if progress is not None:
-                progress("load", done, total)
-
-    def _repack(self, weight: PackedWeight, address: int) -> None:
-        """Repack a matrix slice by slice, letting go of the file's pages as it goes."""
-        fmt = FORMATS[weight.format_name]
-        row_bytes = weight.columns // fmt.values * fmt.nbytes
-        start, count = weight.rows
-        source = self._source.data(weight.tensor).ctypes.data + start * row_bytes
-        groups = -(-count // abi.ROWS)
-        group_bytes = weight.nbytes // groups
-        step = max(1, _SLICE // row_bytes // abi.ROWS) * abi.ROWS
-        op = np.zeros((1, abi.OP_SIZE // 8), np.int64)
-        op[0, abi.OP_KERNEL // 8] = self._functions[weight.kernel]
-        op[0, abi.OP_BARRIER // 8] = 1
-        for row in range(0, count, step):
-            rows = min(step, count - row)
-            at = row * row_bytes
-            args = [
-                source + at,
-                address + row // abi.ROWS * group_bytes,
-                weight.columns // fmt.values,
-                row_bytes,
-                rows,
-                -(-rows // abi.ROWS),
-            ]
-            op[0, abi.OP_ARGS // 8 : abi.OP_ARGS // 8 + len(args)] = args
-            self._pool.run(op)
-            first = start * row_bytes + at
-            self._source.advise_dontneed(weight.tensor, first, first + rows * row_bytes)
-
     def _widen(self, tensor: str, rows: tuple[int, int]) -> npt.NDArray[np.float32]:
         """A tensor of the file as f32, padded with zeros to a multiple of eight."""
         info = self._source.tensors[tensor]  # type: ignore[attr-defined]
@@ -207,7 +145,7 @@ class CpuDevice:
             return self._scratch.address
         if isinstance(value, str):
             if kind is ArgKind.PACKED:
-                return self._packed[value]
+                return self._weights.address[value]
             if kind is ArgKind.VECTOR:
                 return int(self._vectors[value].ctypes.data)
             if kind is ArgKind.RAW:
@@ -248,6 +186,10 @@ class CpuDevice:
         step[abi.STEP_PAGES // 8] = tables.ctypes.data
         step[abi.STEP_OUT_ROWS // 8] = self._out_rows.ctypes.data
         self._pool.run(self._plan)
+        if count >= _LARGE_STEP:
+            # A prompt touches rows all over the table; the system holds on to every page.
+            for name in self._raw:
+                self._source.advise_dontneed(name)
 
     def output(self, name: str, count: int) -> npt.NDArray[np.float32]:
         """The first `count` rows of an output: a view that the next step overwrites."""

@@ -134,8 +134,7 @@ def test_prompts_that_cannot_be_run(
         ({"threads": 0}, UsageError, "0 threads cannot run a model"),
         ({"threads": -3}, UsageError, "-3 threads"),
         ({"ctx_size": -1}, UsageError, "a context of -1 tokens makes no sense"),
-        ({"repack": False}, UnsupportedError, "--no-repack is not supported yet"),
-        ({"mmap": False}, UnsupportedError, "--no-mmap is not supported yet"),
+        ({"repack": False}, UnsupportedError, "--no-repack is not supported: kernels"),
     ],
 )
 def test_loads_that_cannot_be(

@@ -85,6 +85,9 @@ class Memory:
     def advise_dontneed(self, name: str, start: int = 0, stop: int | None = None) -> None:
         """Nothing to let go of."""
 
+    def release(self, name: str) -> None:
+        """Nothing to let go of."""
+
     def weight(self, name: str) -> Weight:
         """A tensor as the reference takes it."""
         info, raw = self.tensors[name], self.bytes[name]
