@@ -9,6 +9,7 @@ so that choice cannot change a word.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -153,6 +154,7 @@ def assembly(target: CpuTarget, text: str) -> str:
 
 _linked: list[llvm.ResourceTracker] = []
 """Code stays mapped for the life of the process: worker threads may sit in it."""
+_linking = threading.Lock()
 
 
 @functools.cache
@@ -168,6 +170,7 @@ def link(obj: bytes, names: Iterable[str]) -> dict[str, int]:
     builder = llvm.JITLibraryBuilder().add_object_img(obj).add_current_process()
     for name in names:
         builder.export_symbol(name)
-    tracker = builder.link(_jit(), f"kinetic{len(_linked)}")
-    _linked.append(tracker)
+    with _linking:  # a library's name must be its own
+        tracker = builder.link(_jit(), f"kinetic{len(_linked)}")
+        _linked.append(tracker)
     return {name: tracker[name] for name in names}

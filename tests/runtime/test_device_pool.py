@@ -134,9 +134,6 @@ def test_two_devices_run_side_by_side(
     assert found == [True] * 30
 
 
-@pytest.mark.xfail(
-    strict=False, reason="link() numbers its libraries without a lock: two threads may collide"
-)
 def test_threads_may_load_at_once(
     program: Program, memory: Memory, expected: dict[str, bytes]
 ) -> None:
