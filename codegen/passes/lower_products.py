@@ -20,7 +20,7 @@ def activation_block(weight: Node) -> int | None:
             f"tensor {weight.get('name', str)} is {weight.type.format_name}, a format that "
             "Kinetic does not compute with yet; use another quantization of the model"
         )
-    return fmt.values if isinstance(fmt, BlockFormat) else None
+    return fmt.block if isinstance(fmt, BlockFormat) else None
 
 
 def _lower(r: Rewriter, m: Match) -> Node:

@@ -445,7 +445,7 @@ class Scheduler:
                 f"matmul_{fmt.name.lower()}{epilogue.suffix}",
                 lambda: matmul(fmt, target, epilogue),
             )
-            inner = columns // fmt.values
+            inner = columns // fmt.block
         else:
             _dense(x, "a product's input")
             assert isinstance(fmt, FloatFormat)
@@ -554,9 +554,10 @@ class Scheduler:
         rows, columns = weight.type.shape[1:]
         used = routing.type.used
         kernel = self._need(f"expert_matmul_{fmt.name.lower()}", lambda: expert_matmul(fmt, target))
-        act_row = _dense(x, "a product's input")
+        act_row, inner = _dense(x, "a product's input"), columns
         if isinstance(fmt, BlockFormat):
-            act_row = columns // fmt.values * act_stride(fmt.values)
+            inner = columns // fmt.block
+            act_row = inner * act_stride(fmt.block)
         matrix, groups = self._expert_matrices(weight), rows // ROWS
         self._simple(
             node,
@@ -567,7 +568,7 @@ class Scheduler:
                 self._buffer(x),
                 self._buffer(node),
                 self._buffer(routing),
-                _int(columns // fmt.values),
+                _int(inner),
                 _int(groups),
                 Arg(ArgKind.CHUNK, groups * used),
                 _int(packed_size(fmt, rows, columns)),

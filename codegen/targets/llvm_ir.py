@@ -201,6 +201,14 @@ class Function:
         text = ", ".join(f"{scalar} {item}" for item in items)
         return Value(self, vec(len(items), scalar), f"<{text}>")
 
+    def table(self, name: str, data: bytes) -> Value:
+        """The address of constant bytes, which functions of a module share by name."""
+        text = "".join(f"\\{byte:02X}" for byte in data)
+        self.declares.add(
+            f'@{name} = private unnamed_addr constant [{len(data)} x i8] c"{text}", align 16'
+        )
+        return Value(self, "ptr", f"@{name}")
+
     def zero(self, type_: str) -> Value:
         """All bits zero."""
         return Value(self, type_, "zeroinitializer" if lanes_of(type_) else self._zero(type_))

@@ -116,24 +116,27 @@ def product(x: F32 | Quantized, W: Weight) -> F32:
 def linear(x: F32, W: Weight, bias: Weight | None = None) -> F32:
     """The product in the form that the weight's format asks for, then the bias."""
     fmt = W.format
-    y = product(x if isinstance(fmt, FloatFormat) else quantize(x, fmt.values), W)
+    y = product(x if isinstance(fmt, FloatFormat) else quantize(x, fmt.block), W)
     return y if bias is None else y + floats(bias)
 
 
 def block_product(x: Quantized, W: Weight) -> F32:
     """Int8 rows by a block format: exact sums inside a block, 4 chains over the blocks."""
     fmt = W.format
-    assert isinstance(fmt, BlockFormat) and fmt.values == x.block
+    assert isinstance(fmt, BlockFormat) and fmt.block == x.block
     codes, minima, d, dmin = _block_parts(fmt, W)
     rows, blocks = len(x.q), x.q.shape[1] // x.block
     xq = x.q.reshape(rows, blocks, x.block).astype(np.float64)
-    groups = xq.reshape(rows, blocks, fmt.groups, -1).sum(axis=-1)
+    groups = xq.reshape(rows, blocks, -1, min(fmt.group_values, x.block)).sum(axis=-1)
+    width = fmt.update_values
     acc = np.zeros((4, rows, len(codes)), np.float32)
     with np.errstate(all="ignore"):
         for b in range(blocks):
             dx, chain = x.d[:, b, None], b % 4
-            isum = (xq[:, b] @ codes[:, b].astype(np.float64).T).astype(np.float32)
-            acc[chain] = acc[chain] + (d[:, b] * dx) * isum
+            for u in range(fmt.updates):
+                part = slice(width * u, width * (u + 1))
+                isum = xq[:, b, part] @ codes[:, b, part].astype(np.float64).T
+                acc[chain] = acc[chain] + (d[:, b, u] * dx) * isum.astype(np.float32)
             if dmin is not None and minima is not None:
                 msum = (groups[:, b] @ minima[:, b].astype(np.float64).T).astype(np.float32)
                 term = (dmin[:, b] * dx) * msum
@@ -156,16 +159,18 @@ def _blocks(W: Weight) -> Array:
 
 
 def _block_parts(fmt: BlockFormat, W: Weight) -> tuple[Array, Array | None, F32, F32 | None]:
-    """`s_j (q - z)` per value, `m_j` per group, `d` and `dmin` per block; kept once decoded."""
+    """`s_j (q - z)` per value, `m_j` per group, `d` per update and `dmin` per block; kept once
+    decoded. A block is one of the activations'."""
     if "parts" not in W.memo:
         raw = _blocks(W)
-        signed = (decode.codes(fmt, raw) - fmt.zero).reshape(*raw.shape[:2], fmt.groups, -1)
+        signed = decode.quants(fmt, raw).reshape(*raw.shape[:2], fmt.groups, -1)
         codes = (signed * decode.scales(fmt, raw)[..., None]).astype(np.int16)
         minima, dmin = None, None
         if fmt.min_sign:
             minima, dmin = decode.minima(fmt, raw), decode.dmin(fmt, raw)
-        codes = codes.reshape(*raw.shape[:2], fmt.values)
-        W.memo["parts"] = (codes, minima, decode.d(fmt, raw), dmin)
+        codes = codes.reshape(len(raw), -1, fmt.block)
+        d = decode.d_of_updates(fmt, raw).reshape(*codes.shape[:2], fmt.updates)
+        W.memo["parts"] = (codes, minima, d, dmin)
     parts: tuple[Array, Array | None, F32, F32 | None] = W.memo["parts"]
     return parts
 

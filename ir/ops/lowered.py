@@ -56,7 +56,7 @@ def check_activations_of(x: Type, W: Type, rank: int = 2) -> None:
     Raises: RuleError.
     """
     fmt = format_of(weight_of(W, "W", rank))
-    block = None if isinstance(fmt, FloatFormat) else fmt.values
+    block = None if isinstance(fmt, FloatFormat) else fmt.block
     if block != (x.block if isinstance(x, QuantType) else None):
         rows = f"rows quantized in blocks of {block}" if block else "f32 rows"
         raise RuleError("x", f"{rows} for {fmt.name}", x)

@@ -9,8 +9,12 @@ from kinetic.errors import UnsupportedError
 from kinetic.ir.ggml_types import GGML_TYPES, REMOVED_TYPES
 from kinetic.ir.quant.base import BlockFormat, Format
 from kinetic.ir.quant.floats import BF16, F16, F32
+from kinetic.ir.quant.iq1 import IQ1_M, IQ1_S
+from kinetic.ir.quant.iq2 import IQ2_S, IQ2_XS, IQ2_XXS
+from kinetic.ir.quant.iq3 import IQ3_S, IQ3_XXS
 from kinetic.ir.quant.iq4 import IQ4_NL, IQ4_XS
 from kinetic.ir.quant.mxfp4 import MXFP4
+from kinetic.ir.quant.nvfp4 import NVFP4
 from kinetic.ir.quant.packed_bits import Q1_0, Q2_0
 from kinetic.ir.quant.q2_k import Q2_K
 from kinetic.ir.quant.q3_k import Q3_K
@@ -22,17 +26,45 @@ from kinetic.ir.quant.q5_1 import Q5_1
 from kinetic.ir.quant.q5_k import Q5_K
 from kinetic.ir.quant.q6_k import Q6_K
 from kinetic.ir.quant.q8_0 import Q8_0
+from kinetic.ir.quant.tq1_0 import TQ1_0
 from kinetic.ir.quant.tq2_0 import TQ2_0
 
-_ALL: tuple[Format, ...] = (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K)
+_ALL: tuple[Format, ...] = (
+    F32,
+    F16,
+    BF16,
+    Q8_0,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    Q3_K,
+    Q2_K,
+    TQ2_0,
+    IQ4_NL,
+    IQ4_XS,
+    MXFP4,
+    Q1_0,
+    Q2_0,
+    NVFP4,
+    TQ1_0,
+    IQ3_S,
+    IQ3_XXS,
+    IQ2_S,
+    IQ2_XS,
+    IQ2_XXS,
+    IQ1_M,
+    IQ1_S,
+)
 
 FORMATS: dict[str, Format] = {fmt.name: fmt for fmt in _ALL}
 """Formats by ggml's name that a model may use."""
 
-DECLARED: dict[str, Format] = FORMATS | {
-    fmt.name: fmt for fmt in (Q2_K, Q3_K, IQ4_NL, IQ4_XS, MXFP4, TQ2_0, Q1_0, Q2_0)
-}
-"""Also those that `decode.py` reads and no kernel multiplies by yet."""
+DECLARED = FORMATS
+"""The same: every declared format has kernels."""
 
 _BY_ID: dict[int, Format] = {fmt.ggml_id: fmt for fmt in _ALL}
 

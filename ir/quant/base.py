@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 RUN = 16
@@ -22,7 +23,7 @@ RUN = 16
 class Reader(Protocol):
     """One block's bytes, as integers of whatever the target computes with.
 
-    The results support `& | << >> + -` with each other and with Python ints.
+    The results support `& | ^ << >> + - *` with Python ints and `& | ^ + - *` with each other.
     """
 
     def u8(self, offset: int) -> Any:
@@ -57,6 +58,46 @@ class BitMask:
 
 
 @dataclass(frozen=True)
+class Digits:
+    """Codes as digits: value `i` is the top digit in base `radix` of a byte times a factor.
+
+    `at(run)` gives (byte offset, factors): the run is read from `16 / len(factors)` bytes,
+    once with each factor, the product taken modulo 256.
+    """
+
+    radix: int
+    at: Callable[[int], tuple[int, tuple[int, ...]]]
+    bits: int
+    place: int = 0
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Several neighbouring codes at once: entry `index(reader, j)` of a table of them.
+
+    Entry `j` of a block covers values `width * j` on; `table` holds `width` bytes an entry.
+    """
+
+    bits: int
+    width: int
+    table: bytes
+    index: Callable[[Reader, int], Any]
+    place: int = 0
+
+
+@dataclass(frozen=True)
+class Mask8:
+    """One bit of every code, eight values at a time: bit `i` of `at(reader, j)` for `8 j + i`."""
+
+    place: int
+    at: Callable[[Reader, int], Any]
+    bits: int = 1
+
+
+AnyPlane = Plane | BitMask | Digits | Grid | Mask8
+
+
+@dataclass(frozen=True)
 class BlockFormat:
     """A block-quantized format: `w = d * s_j * (q - zero)`, then the minimum's term.
 
@@ -65,14 +106,19 @@ class BlockFormat:
     turns signed bytes into unsigned codes. `group` values share an integer scale.
     `dequantize(d, dmin, s, m, q)` is ggml's float expression, `q` being `code - zero`, or
     `codebook[code]` where there is a codebook. `d` is an f16, or with `d_e8m0` one byte `e`
-    that means 2^(e - 128).
+    that means 2^(e - 128). Where it is not simply the f16 at byte `d`, `d_bits(reader, j)`
+    gives the bits of the f16 of update `j` of the block. `d_factor`, a power of two, is
+    part of `d`.
+
+    A product cuts its rows into blocks of `block` values, which are 32 or 256. It takes one
+    update a block, or one for each `update` values where those have a `d` of their own.
     """
 
     name: str
     ggml_id: int
     values: int
     nbytes: int
-    planes: tuple[Plane | BitMask, ...]
+    planes: tuple[AnyPlane, ...]
     d: int
     dequantize: Callable[[Any, Any, Any, Any, Any], Any]
     zero: int = 0
@@ -85,6 +131,51 @@ class BlockFormat:
     scale_signed: bool = False
     codebook: tuple[int, ...] | None = None
     d_e8m0: bool = False
+    d_bits: Callable[[Reader, int], Any] | None = None
+    d_factor: float = 1.0
+    update: int | None = None
+
+    @property
+    def block(self) -> int:
+        """Values of an activation block, 32 or 256."""
+        return 256 if self.values == 256 else 32
+
+    @property
+    def parts(self) -> int:
+        """Activation blocks that a block of weights meets."""
+        return self.values // self.block
+
+    @property
+    def update_values(self) -> int:
+        """Values of one float update of the product."""
+        return self.update or self.block
+
+    @property
+    def updates(self) -> int:
+        """Float updates an activation block."""
+        return self.block // self.update_values
+
+    @cached_property
+    def dot_zero(self) -> int:
+        """What kernels add to a quant to make it unsigned: 128 where it needs eight bits."""
+        if self.codebook is None:
+            return self.zero
+        low, high = min(self.codebook), max(self.codebook)
+        return -low if high - low < 128 else 128
+
+    @cached_property
+    def dot_top(self) -> int:
+        """The largest unsigned number that kernels multiply by."""
+        if self.codebook is None:
+            return (1 << self.bits) - 1
+        return max(self.codebook) + self.dot_zero
+
+    @property
+    def dot_table(self) -> tuple[int, ...] | None:
+        """Code to unsigned number, where that is not the code itself."""
+        if self.codebook is None:
+            return None
+        return tuple(value + self.dot_zero for value in self.codebook)
 
     @property
     def bits(self) -> int:

@@ -14,7 +14,17 @@ from numpy.typing import NDArray
 from kinetic.errors import InternalError
 from kinetic.ir import math
 from kinetic.ir.math_numpy import NUMPY
-from kinetic.ir.quant.base import RUN, BitMask, BlockFormat, Format, Plane
+from kinetic.ir.quant.base import (
+    RUN,
+    AnyPlane,
+    BitMask,
+    BlockFormat,
+    Digits,
+    Format,
+    Grid,
+    Mask8,
+    Plane,
+)
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int32]
@@ -35,10 +45,26 @@ def codes(fmt: BlockFormat, raw: Bytes) -> Ints:
     """The unsigned codes (`flip` applied, `zero` not subtracted): `[..., blocks, values]`."""
     out = np.zeros((*_check(fmt, raw).shape[:-1], fmt.values), np.int32)
     for plane in fmt.planes:
-        offsets, shifts = _places(plane, fmt.values)
-        bits = (raw[..., offsets] >> shifts) & np.uint8((1 << plane.bits) - 1)
-        out |= bits.astype(np.int32) << np.int32(plane.place)
+        out |= _plane_bits(plane, fmt.values, raw).astype(np.int32) << np.int32(plane.place)
     return out ^ np.int32(fmt.flip)
+
+
+def _plane_bits(plane: AnyPlane, values: int, raw: Bytes) -> NDArray[np.integer]:
+    if isinstance(plane, Grid):
+        table = np.frombuffer(plane.table, np.uint8).reshape(-1, plane.width)
+        reader, count = _Blocks(raw), values // plane.width
+        index = np.stack([plane.index(reader, j) for j in range(count)], axis=-1)
+        return table[index].reshape(*raw.shape[:-1], values)
+    if isinstance(plane, Mask8):
+        reader = _Blocks(raw)
+        masks = np.stack([plane.at(reader, j) for j in range(values // 8)], axis=-1)
+        bits = (masks[..., None] >> np.arange(8, dtype=np.int32)) & 1
+        return bits.reshape(*raw.shape[:-1], values)
+    if isinstance(plane, Digits):
+        offsets, factors = _digit_places(plane, values)
+        return ((raw[..., offsets] * factors).astype(np.int32) * plane.radix) >> 8
+    offsets, shifts = _places(plane, values)
+    return (raw[..., offsets] >> shifts) & np.uint8((1 << plane.bits) - 1)
 
 
 def quants(fmt: BlockFormat, raw: Bytes) -> Ints:
@@ -59,10 +85,24 @@ def minima(fmt: BlockFormat, raw: Bytes) -> Ints:
 
 
 def d(fmt: BlockFormat, raw: Bytes) -> Floats:
-    """The block's scale: `[..., blocks]`."""
+    """The block's scale: `[..., blocks]`; of several, the first."""
+    return d_of_updates(fmt, raw)[..., 0]
+
+
+def d_of_updates(fmt: BlockFormat, raw: Bytes) -> Floats:
+    """The scale of each update of a product: `[..., blocks, parts * updates]`."""
+    count = fmt.parts * fmt.updates
     if fmt.d_e8m0:
-        return _half_power(_check(fmt, raw)[..., fmt.d].astype(np.int32))
-    return _f16_at(_check(fmt, raw), fmt.d)
+        found = _half_power(_check(fmt, raw)[..., fmt.d].astype(np.int32))[..., None]
+    elif fmt.d_bits is None:
+        found = _f16_at(_check(fmt, raw), fmt.d)[..., None]
+    else:
+        reader = _Blocks(_check(fmt, raw))
+        found = _f16(np.stack([fmt.d_bits(reader, j) for j in range(count)], axis=-1))
+    if fmt.d_factor != 1:
+        with np.errstate(invalid="ignore"):
+            found = found * np.float32(fmt.d_factor)
+    return np.broadcast_to(found, (*found.shape[:-1], count))
 
 
 def dmin(fmt: BlockFormat, raw: Bytes) -> Floats:
@@ -80,8 +120,13 @@ def dequantize(fmt: Format, raw: Bytes) -> Floats:
     q = quants(fmt, raw).astype(np.float32).reshape(grouped)
     s = scales(fmt, raw).astype(np.float32)[..., None]
     m = minima(fmt, raw).astype(np.float32)[..., None]
+    if fmt.updates * fmt.parts > 1:  # no integer scales: `d` takes the place of a group's
+        q = q.reshape(*raw.shape[:-1], fmt.updates * fmt.parts, fmt.update_values)
+        scale = d_of_updates(fmt, raw)[..., None]
+    else:
+        scale = d(fmt, raw)[..., None, None]
     with np.errstate(all="ignore"):
-        w = fmt.dequantize(d(fmt, raw)[..., None, None], dmin(fmt, raw)[..., None, None], s, m, q)
+        w = fmt.dequantize(scale, dmin(fmt, raw)[..., None, None], s, m, q)
     return np.asarray(w).reshape(*raw.shape[:-2], raw.shape[-2] * fmt.values)
 
 
@@ -119,6 +164,20 @@ def _places(plane: Plane | BitMask, values: int) -> tuple[NDArray[np.intp], Byte
     return offsets, np.repeat([shift for _, shift in runs], RUN).astype(np.uint8)
 
 
+@lru_cache(maxsize=256)
+def _digit_places(plane: Digits, values: int) -> tuple[NDArray[np.intp], Bytes]:
+    """Byte offset and factor of each value of a block."""
+    offsets: list[int] = []
+    factors: list[int] = []
+    for run in range(values // RUN):
+        offset, turns = plane.at(run)
+        width = RUN // len(turns)
+        for factor in turns:
+            offsets += range(offset, offset + width)
+            factors += [factor] * width
+    return np.array(offsets, np.intp), np.array(factors, np.uint8)
+
+
 def _per_group(fmt: BlockFormat, raw: Bytes, declared: object) -> Ints:
     shape = (*_check(fmt, raw).shape[:-1], fmt.groups)
     if not callable(declared):
@@ -129,7 +188,11 @@ def _per_group(fmt: BlockFormat, raw: Bytes, declared: object) -> Ints:
 
 def _f16_at(raw: Bytes, offset: int) -> Floats:
     low, high = raw[..., offset].astype(np.int32), raw[..., offset + 1].astype(np.int32)
-    return np.asarray(math.f16_bits_to_f32(NUMPY, low | (high << np.int32(8))), np.float32)
+    return _f16(low | (high << np.int32(8)))
+
+
+def _f16(bits: Ints) -> Floats:
+    return np.asarray(math.f16_bits_to_f32(NUMPY, bits), np.float32)
 
 
 def _half_power(e: Ints) -> Floats:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from support import gpu_reference as reference
 from support.gpu_arguments import Runner
 from support.gpu_inputs import FLAVOURS, activations, weights
+from support.gpu_kernels import BLOCK_FORMATS
 from support.gpu_launch import RUNNERS, Cache, attend, find_runner, product, quantize
 
 from kinetic.codegen.kernels.gpu.attention import Heads
@@ -17,7 +18,6 @@ from kinetic.ir.quant import FORMATS
 from kinetic.ir.quant.base import BlockFormat
 
 Floats = NDArray[np.float32]
-BLOCK_FORMATS = [fmt for fmt in FORMATS.values() if isinstance(fmt, BlockFormat)]
 
 
 @pytest.fixture(params=RUNNERS)

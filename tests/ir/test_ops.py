@@ -180,7 +180,7 @@ def test_the_smallest_block_that_is_kept():
 
 @pytest.mark.parametrize("fmt", BLOCK_FORMATS)
 def test_block_products_are_the_contract_word_for_word(fmt):
-    w = make_weight(fmt, (5, 512 if FORMATS[fmt].values == 256 else 192))
+    w = make_weight(fmt, (5, 512 if FORMATS[fmt].values == 256 else 384))
     x = np.random.default_rng(1).standard_normal((3, w.shape[1])).astype(np.float32)
     x[1] *= 1e-20
     x[2, :32] = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from support.block_scales import put_d
 
 from kinetic.ir.quant.base import BlockFormat
 
@@ -49,5 +50,8 @@ def weights(
             scale[rng.random(scale.shape) < 0.5] = 0.0
         if flavour == "broken":
             scale.flat[rng.integers(scale.size)] = rng.choice([np.inf, np.nan])
-        raw[..., offset : offset + 2] = scale[..., None].view(np.uint8)
+        if offset == fmt.d:
+            put_d(fmt, raw, scale.astype(np.float64) * fmt.d_factor)
+        else:
+            raw[..., offset : offset + 2] = scale[..., None].view(np.uint8)
     return raw

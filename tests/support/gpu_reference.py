@@ -68,15 +68,15 @@ def run_sums(codes: NDArray[np.int8]) -> Ints:
 
 def matmul(fmt: BlockFormat, raw: NDArray[np.uint8], x: Floats) -> Floats:
     """`y[t, n]` for weights as GGUF stores them, uint8 [N, blocks, nbytes]."""
-    q_x, d_x = quantize(x, fmt.values)
-    q_w = decode.codes(fmt, raw) - fmt.zero
-    grouped = (len(raw), raw.shape[1], fmt.groups, fmt.group_values)
+    q_x, d_x = quantize(x, fmt.block)
+    q_w = decode.quants(fmt, raw).reshape(len(raw), -1)
+    s = decode.scales(fmt, raw).repeat(fmt.group_values, -1).reshape(q_w.shape)
+    m = decode.minima(fmt, raw).repeat(fmt.group_values, -1).reshape(q_w.shape)
     y = np.zeros((len(x), len(raw)), F)
     for t in range(len(x)):
-        q = q_x[t].astype(np.int32).reshape(grouped[1:])
-        dots = (q_w.reshape(grouped) * q).sum(-1)
-        isum = (dots * decode.scales(fmt, raw)).sum(-1).astype(np.int32)
-        msum = (q.sum(-1) * decode.minima(fmt, raw)).sum(-1).astype(np.int32)
+        q = q_x[t].astype(np.int32)
+        isum = (s * q_w * q).reshape(len(raw), -1, fmt.update_values).sum(-1, dtype=np.int32)
+        msum = (m * q).reshape(len(raw), -1, fmt.block).sum(-1, dtype=np.int32)
         y[t] = _block_chains(fmt, raw, d_x[t], isum, msum)
     return y
 
@@ -84,13 +84,15 @@ def matmul(fmt: BlockFormat, raw: NDArray[np.uint8], x: Floats) -> Floats:
 def _block_chains(
     fmt: BlockFormat, raw: NDArray[np.uint8], d_x: Floats, isum: Ints, msum: Ints
 ) -> Floats:
-    """Chains over a row's blocks; a block adds one term, or two."""
-    d, dmin = decode.d(fmt, raw), decode.dmin(fmt, raw)
+    """Chains over a row's blocks; a block adds one term for each update, or two."""
+    d = decode.d_of_updates(fmt, raw).reshape(isum.shape)
+    dmin = decode.dmin(fmt, raw)
     acc = np.zeros((len(raw), 4), F)
     with np.errstate(all="ignore"):
-        for b in range(raw.shape[1]):
+        for u in range(isum.shape[1]):
+            b = u // fmt.updates
             c = b % 4
-            acc[:, c] = acc[:, c] + (d[:, b] * d_x[b]) * isum[:, b].astype(F)
+            acc[:, c] = acc[:, c] + (d[:, u] * d_x[b]) * isum[:, u].astype(F)
             if fmt.dmin is not None:
                 term = (dmin[:, b] * d_x[b]) * msum[:, b].astype(F)
                 acc[:, c] = acc[:, c] - term if fmt.min_sign < 0 else acc[:, c] + term

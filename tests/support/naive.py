@@ -45,19 +45,25 @@ def block_row(x: np.ndarray, W: Weight, n: int) -> np.float32:
     fmt = W.format
     assert isinstance(fmt, BlockFormat)
     raw = decode.as_blocks(fmt, W.raw[n : n + 1])[0]
+    quants = decode.quants(fmt, raw).ravel().tolist()
+    scales, minima = (read(fmt, raw).ravel().tolist() for read in (decode.scales, decode.minima))
+    d, dmin = decode.d_of_updates(fmt, raw).ravel(), decode.dmin(fmt, raw)
     acc = [f(0)] * 4
-    for b, block in enumerate(raw):
-        part = block[None]
-        d_x, q_x = quantize_block(x[b * fmt.values : (b + 1) * fmt.values])
-        codes = (decode.codes(fmt, part)[0] - fmt.zero).tolist()
-        s, m = decode.scales(fmt, part)[0].tolist(), decode.minima(fmt, part)[0].tolist()
-        isum = sum(s[i // fmt.group_values] * codes[i] * q_x[i] for i in range(fmt.values))
-        msum = sum(m[i // fmt.group_values] * q_x[i] for i in range(fmt.values))
-        assert abs(isum) < 2**31 and abs(msum) < 2**31
+    for b in range(len(x) // fmt.block):
+        d_x, q_x = quantize_block(x[b * fmt.block : (b + 1) * fmt.block])
+        at = range(b * fmt.block, (b + 1) * fmt.block)
         c = b % 4
-        acc[c] = acc[c] + (decode.d(fmt, part)[0] * d_x) * f(isum)
+        for u in range(0, fmt.block, fmt.update_values):
+            isum = sum(
+                scales[i // fmt.group_values] * quants[i] * q_x[i % fmt.block]
+                for i in at[u : u + fmt.update_values]
+            )
+            assert abs(isum) < 2**31
+            acc[c] = acc[c] + (d[at[u] // fmt.update_values] * d_x) * f(isum)
         if fmt.min_sign:
-            term = (decode.dmin(fmt, part)[0] * d_x) * f(msum)
+            msum = sum(minima[i // fmt.group_values] * q_x[i % fmt.block] for i in at)
+            assert abs(msum) < 2**31
+            term = (dmin[b] * d_x) * f(msum)
             acc[c] = acc[c] + term if fmt.min_sign > 0 else acc[c] - term
     return (acc[0] + acc[2]) + (acc[1] + acc[3])
 

@@ -16,6 +16,7 @@ from math import fsum, sqrt
 from pathlib import Path
 
 import numpy as np
+from support.block_scales import put_d
 from support.gguf_writer import Tensor, write_gguf
 
 from kinetic.ir.quant import FORMATS, decode
@@ -128,7 +129,7 @@ def noise(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 def _put_scales(fmt: BlockFormat, raw: np.ndarray, d: np.ndarray) -> None:
     """Set `d`, and a minimum that brings the mean of the weights to about 0."""
-    raw[..., fmt.d : fmt.d + 2] = d.astype("<f2")[..., None].view(np.uint8)
+    put_d(fmt, raw, d)
     if fmt.dmin is not None:
         dmin = -fmt.min_sign * d * ((1 << fmt.bits) - 1) / 2
         raw[..., fmt.dmin : fmt.dmin + 2] = dmin.astype("<f2")[..., None].view(np.uint8)

@@ -6,8 +6,8 @@ instructions it likes best:
 - `vnni`: `vpdpbusd` multiplies u8 by s8, adds four products and accumulates in i32.
 - `maddubs`: `vpmaddubsw` adds pairs into i16, which must not overflow: codes up to
   `c` allow `32767 // (254 c)` additions before a `vpmaddwd` widens to i32 (and applies
-  the group's scale at no cost). Eight-bit codes allow none, so Q8_0 moves the sign of
-  the weight to the activation instead.
+  the group's scale at no cost). Eight-bit codes (Q8_0, IQ4_NL's codebook) allow none: the
+  sign of the weight moves to the activation instead.
 - `generic`: widened multiplies, for any x86-64.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from kinetic.codegen.kernels.cpu.layout import GROUPS32, VECTOR, Packed, plane_widths
 from kinetic.codegen.kernels.cpu.simd import I8, I16, I32, CpuFunction, multiply_add16
-from kinetic.codegen.targets.llvm_ir import Value, vec
+from kinetic.codegen.targets.llvm_ir import Value, lanes_of, vec
 
 
 def unpack32(k: CpuFunction, packed: Packed, block: Value, part: Value | int) -> list[Value]:
@@ -36,7 +36,23 @@ def unpack32(k: CpuFunction, packed: Packed, block: Value, part: Value | int) ->
             bits = _bits(k, vectors[group % width], width, width * (group // width), place)
             before = codes[group]
             codes[group] = bits if before is None else before | bits
-    return [c for c in codes if c is not None]
+    table = packed.fmt.dot_table
+    return [c if table is None else look_up(k, c, table) for c in codes if c is not None]
+
+
+def look_up(k: CpuFunction, codes: Value, table: tuple[int, ...]) -> Value:
+    """Bytes of a table of up to sixteen by code: a byte shuffle, or selects by the code's bits."""
+    lanes = lanes_of(codes.type)
+    padded = [*table, *[0] * (16 - len(table))]
+    if k.target.dot != "generic" and lanes == 32:
+        return k.call("llvm.x86.avx2.pshuf.b", I8, k.vector("i8", padded * 2), codes)
+    found = [k.const(codes.type, value) for value in padded[: 1 << (len(table) - 1).bit_length()]]
+    bit = 1
+    while len(found) > 1:
+        odd = (codes & bit).compare("ne", 0)
+        found = [k.select(odd, b, a) for a, b in zip(found[::2], found[1::2], strict=True)]
+        bit <<= 1
+    return found[0]
 
 
 def _bits(k: CpuFunction, vector: Value, width: int, shift: int, place: int) -> Value:
@@ -88,14 +104,19 @@ Scale = tuple[PairScales, int, bool] | None
 """A group's integer scale: the pair that holds it, which of the two, signed or not."""
 
 
-def returns_centred(k: CpuFunction, bits: int) -> bool:
-    """Whether `dot_run` already subtracts the zero point of 8-bit codes."""
-    return k.target.dot == "maddubs" and bits == 8
+def pair_sums(top: int) -> int:
+    """Products of codes up to `top` with pairs of activations that fit one i16."""
+    return 32767 // (254 * top)
+
+
+def returns_centred(k: CpuFunction, top: int) -> bool:
+    """Whether `dot_run` already subtracts the zero point, 128, of codes up to `top`."""
+    return k.target.dot == "maddubs" and pair_sums(top) == 0
 
 
 def dot_run(
     k: CpuFunction,
-    bits: int,
+    top: int,
     codes: list[Value],
     activations: Value,
     offset: Value | int,
@@ -103,15 +124,15 @@ def dot_run(
 ) -> Value:
     """Sum of `code * activation` over k-groups, times the group's scale: i32[8].
 
-    `codes` are the vectors of consecutive k-groups, `bits` the width of a code and
+    `codes` are the vectors of consecutive k-groups, `top` the largest code and
     `offset` the byte of the first activation.
     """
-    return _DOTS[k.target.dot](k, bits, codes, activations, offset, scale)
+    return _DOTS[k.target.dot](k, top, codes, activations, offset, scale)
 
 
 def dot_tile(
     k: CpuFunction,
-    bits: int,
+    top: int,
     codes: list[list[Value]],
     activations: list[Value],
     offset: Value | int,
@@ -127,7 +148,7 @@ def dot_tile(
     """
     if k.target.dot != "vnni":
         dots = [
-            [dot_run(k, bits, c, a, offset, s) for a in activations]
+            [dot_run(k, top, c, a, offset, s) for a in activations]
             for c, s in zip(codes, scales, strict=True)
         ]
         if starts is None:
@@ -150,7 +171,7 @@ def _scaled(total: Value, scale: Scale) -> Value:
 
 
 def _dot_vnni(
-    k: CpuFunction, bits: int, codes: list[Value], act: Value, offset: Value | int, scale: Scale
+    k: CpuFunction, top: int, codes: list[Value], act: Value, offset: Value | int, scale: Scale
 ) -> Value:
     total = k.zero(I32)
     for i, code in enumerate(codes):
@@ -160,11 +181,11 @@ def _dot_vnni(
 
 
 def _dot_maddubs(
-    k: CpuFunction, bits: int, codes: list[Value], act: Value, offset: Value | int, scale: Scale
+    k: CpuFunction, top: int, codes: list[Value], act: Value, offset: Value | int, scale: Scale
 ) -> Value:
-    if bits == 8:
+    if returns_centred(k, top):
         return _scaled(_dot_by_sign(k, codes, act, offset), scale)
-    limit = 32767 // (254 * ((1 << bits) - 1))
+    limit = pair_sums(top)
     multiplier = k.const(I16, 1) if scale is None else scale[0].both(scale[1])
     total = None
     for first in range(0, len(codes), limit):
@@ -194,7 +215,7 @@ def _dot_by_sign(k: CpuFunction, codes: list[Value], act: Value, offset: Value |
 
 
 def _dot_generic(
-    k: CpuFunction, bits: int, codes: list[Value], act: Value, offset: Value | int, scale: Scale
+    k: CpuFunction, top: int, codes: list[Value], act: Value, offset: Value | int, scale: Scale
 ) -> Value:
     total = k.zero(I32)
     for i, code in enumerate(codes):

@@ -1,8 +1,8 @@
 """The repacked weight layout: eight output rows interleaved, planes of code bits.
 
-A *packed block* holds one block of eight consecutive rows:
+A *packed block* holds one activation block's worth of eight consecutive rows:
 
-    d      f16[8]                         scale of each row
+    d      f16[8]                         scale of each row (bf16 for e8m0), for each update
     dmin   f16[8]                         where the format has a minimum
     scales u8[groups/2][8 rows][2]        integer scales in pairs of groups
     minima u8[groups/2][8 rows][2]
@@ -53,12 +53,12 @@ class Packed:
     @property
     def dmin(self) -> int:
         """Offset of the minima's f16 scales."""
-        return 16
+        return 16 * self.fmt.updates
 
     @property
     def scales(self) -> int:
         """Offset of the integer scales."""
-        return 16 if self.fmt.dmin is None else 32
+        return self.dmin if self.fmt.dmin is None else self.dmin + 16
 
     @property
     def has_scales(self) -> bool:
@@ -87,8 +87,8 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a packed block (eight rows)."""
-        return self.codes + self.codes32 * (self.fmt.values // 32)
+        """Bytes of a packed block (eight rows); a block of the file makes `parts` of them."""
+        return self.codes + self.codes32 * (self.fmt.block // 32)
 
 
 def packed_size(fmt: Format, rows: int, columns: int) -> int:
@@ -96,4 +96,4 @@ def packed_size(fmt: Format, rows: int, columns: int) -> int:
     groups = -(-rows // ROWS)
     if isinstance(fmt, FloatFormat):
         return groups * ROWS * columns * fmt.nbytes
-    return groups * (columns // fmt.values) * Packed(fmt).nbytes
+    return groups * (columns // fmt.block) * Packed(fmt).nbytes

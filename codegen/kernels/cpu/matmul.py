@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from kinetic.codegen.kernels.cpu.dot import (
     PairScales,
     Scale,
+    dot_run,
     dot_tile,
     load_pair,
     returns_centred,
@@ -26,9 +27,12 @@ from kinetic.codegen.kernels.cpu.dot import (
 from kinetic.codegen.kernels.cpu.layout import GROUPS32, Packed
 from kinetic.codegen.kernels.cpu.simd import (
     F32,
+    I8,
+    I16,
     I32,
     CpuFunction,
     Kernel,
+    load_bf16,
     load_f16,
     multiply_add16,
     tree,
@@ -68,7 +72,7 @@ class Epilogue:
 
 def token_tile(fmt: BlockFormat) -> int:
     """Tokens whose accumulators share the first-level cache with the activations."""
-    return 64 if fmt.values == 32 else 32
+    return 64 if fmt.block == 32 else 32
 
 
 class _Nest:
@@ -93,30 +97,60 @@ class _Nest:
         self.weights, self.acts, self.out, self.bias = (arg[a] for _, a in self.ARGS[:4])
         self.blocks, self.first, self.last = arg["blocks"], arg["first"], arg["last"]
         self.rows, self.stride = arg["rows"], arg["stride"]
-        self.act_stride = act_stride(fmt.values)
+        self.act_stride = act_stride(fmt.block)
         self.group_stride = self.k.arg["blocks"] * self.packed.nbytes
 
-    def block_scale(self, block: Value) -> Value:
-        """The rows' `d`."""
-        return load_f16(self.k, block)
+    def block_scales(self, block: Value) -> list[Value]:
+        """The rows' `d`, one for each update."""
+        load = load_bf16 if self.fmt.d_e8m0 else load_f16
+        found = [load(self.k, block, 16 * update) for update in range(self.fmt.updates)]
+        return found if self.fmt.d_factor == 1 else [d * self.fmt.d_factor for d in found]
 
-    def update(self, acc: Value, d: Value, act: Value, isum: Value) -> Value:
-        """`acc + (d * d_x) * float(isum)`."""
-        at = ACT32_SCALE if self.fmt.values == 32 else ACT256_SCALE
+    def update(self, acc: Value, scales: list[Value], act: Value, isums: list[Value]) -> Value:
+        """`acc + (d * d_x) * float(isum)` for each of the block's updates."""
+        at = ACT32_SCALE if self.fmt.block == 32 else ACT256_SCALE
         d_x = self.k.load_splat("float", 8, act, at)
-        return acc + (d * d_x) * isum.cast("sitofp", F32)
+        for d, isum in zip(scales, isums, strict=True):
+            acc = acc + (d * d_x) * isum.cast("sitofp", F32)
+        return acc
 
-    def isums32(self, codes: list[list[Value]], acts: list[Value]) -> list[list[Value]]:
-        """`isum` of a 32-value block, `[group][row]`.
+    def isums32(self, codes: list[list[Value]], acts: list[Value]) -> list[list[list[Value]]]:
+        """`isum` of each update of a 32-value block, `[group][row]`.
 
         The codes are unsigned: `zero * sum(a)` comes off the sums, where they start.
         """
         k, fmt = self.k, self.fmt
-        starts = None
-        if fmt.zero and not returns_centred(k, fmt.bits):
+        zero = 0 if returns_centred(k, fmt.dot_top) else fmt.dot_zero
+        starts: list[list[Value] | None] = [None] * fmt.updates
+        if zero:
             sums = [k.load_splat("i32", 8, act, ACT32_SUM) for act in acts]
-            starts = [s * -fmt.zero for s in sums]
-        return dot_tile(k, fmt.bits, codes, acts, 0, [None] * len(codes), starts)
+            starts = [[s * -zero for s in sums]]
+            if fmt.updates == 2:
+                low = [self.sum16(act) for act in acts]
+                high = [s - x for s, x in zip(sums, low, strict=True)]
+                starts = [[s * -zero for s in part] for part in (low, high)]
+        unscaled: list[Scale] = [None] * len(codes)
+        width = GROUPS32 // fmt.updates
+        parts = [
+            dot_tile(
+                k,
+                fmt.dot_top,
+                [c[width * u : width * (u + 1)] for c in codes],
+                acts,
+                4 * width * u,
+                unscaled,
+                starts[u],
+            )
+            for u in range(fmt.updates)
+        ]
+        return [
+            [[part[g][t] for part in parts] for t in range(len(acts))] for g in range(len(codes))
+        ]
+
+    def sum16(self, act: Value) -> Value:
+        """Sum of a block's first sixteen activations, in every lane."""
+        ones = self.k.const(I8, 1)
+        return dot_run(self.k, 1, [ones] * (GROUPS32 // 2), act, 0)
 
     def minimum32(self, acc: Value, block: Value, act: Value) -> Value:
         """The update for the minimum of a 32-value block (Q4_1, Q5_1)."""
@@ -130,8 +164,10 @@ class _Nest:
     def pair_sum(self, block: Value, base: int, act: Value, sums: int, signed: bool) -> Value:
         """Sum over groups of an integer per group times the group's activation sum."""
         k, total = self.k, None
-        for pair in range(self.fmt.groups // 2):
-            values = load_pair(k, block, base, pair, signed=signed).pair
+        ones = k.const(I16, 1)  # one integer for the whole block: its sums of 32 are added
+        for pair in range(max(self.fmt.groups, 8) // 2):
+            scaled = self.fmt.groups > 1
+            values = load_pair(k, block, base, pair, signed=signed).pair if scaled else ones
             both = k.load_splat("i32", 8, act, sums + 4 * pair).cast("bitcast", values.type)
             part = multiply_add16(k, values, both)
             total = part if total is None else total + part
@@ -140,12 +176,13 @@ class _Nest:
 
     def zero_point256(self, block: Value, act: Value, isum: Value) -> Value:
         """Take `zero * sum_j s_j sum(a)` off a 256-value block's scaled dots."""
-        if self.fmt.zero == 0:
+        zero = 0 if returns_centred(self.k, self.fmt.dot_top) else self.fmt.dot_zero
+        if zero == 0:
             return isum
         sums = ACT256_SUMS16 if self.fmt.group_values == 16 else ACT256_SUMS32
         signed = self.fmt.scale_signed
         offset = self.pair_sum(block, self.packed.scales, act, sums, signed)
-        return isum - offset * self.fmt.zero
+        return isum - offset * zero
 
     def minimum256(self, acc: Value, block: Value, act: Value) -> Value:
         """The update for the minima of a 256-value block (Q4_K, Q5_K)."""
@@ -160,7 +197,7 @@ class _Nest:
     def scaled_tile(
         self,
         codes: list[list[Value]],
-        pairs: list[PairScales],
+        pairs: list[PairScales | None],
         acts: list[Value],
         at: Value,
         which: int,
@@ -169,14 +206,22 @@ class _Nest:
         k, fmt = self.k, self.fmt
 
         def scales(of: int) -> list[Scale]:
-            return [(pair, of, fmt.scale_signed) for pair in pairs]
+            return [(pair, of, fmt.scale_signed) if pair else None for pair in pairs]
 
-        if fmt.group_values == 32:
-            return dot_tile(k, fmt.bits, codes, acts, at, scales(which))
+        if fmt.group_values >= 32:
+            return dot_tile(k, fmt.dot_top, codes, acts, at, scales(which))
         half = GROUPS32 // 2
-        low = dot_tile(k, fmt.bits, [c[:half] for c in codes], acts, at, scales(0))
-        high = dot_tile(k, fmt.bits, [c[half:] for c in codes], acts, at + 16, scales(1))
+        low = dot_tile(k, fmt.dot_top, [c[:half] for c in codes], acts, at, scales(0))
+        high = dot_tile(k, fmt.dot_top, [c[half:] for c in codes], acts, at + 16, scales(1))
         return [[a + b for a, b in zip(x, y, strict=True)] for x, y in zip(low, high, strict=True)]
+
+    def pair_of(self, block: Value, part: Value, half: Value) -> PairScales | None:
+        """The scales of the `part`-th 32 values, `half` numbering 64; none where it has none."""
+        if not self.packed.has_scales:
+            return None
+        pair = half if self.fmt.group_values == 32 else part
+        signed = self.fmt.scale_signed
+        return load_pair(self.k, block, self.packed.scales, pair, signed=signed)
 
     def write(self, total: Value, row: Value, group: Value) -> None:
         """Apply the epilogue and store eight outputs of one row."""
@@ -205,20 +250,20 @@ def _one(fmt: BlockFormat, target: CpuTarget, epilogue: Epilogue) -> Function:
                 k.prefetch(block, line + PREFETCH)
             chain = k.gep(chains, (b.index & (CHAINS - 1)) << 5)
             acc = k.load(F32, chain, align=32)
-            if fmt.values == 32:
-                isum = n.isums32([unpack32(k, n.packed, block, 0)], [act])[0][0]
-                acc = n.update(acc, n.block_scale(block), act, isum)
+            if fmt.block == 32:
+                isums = n.isums32([unpack32(k, n.packed, block, 0)], [act])[0][0]
+                acc = n.update(acc, n.block_scales(block), act, isums)
                 acc = n.minimum32(acc, block, act)
             else:
                 isum = k.zero(I32)
-                with k.loop(0, fmt.values // 64, carry=[isum]) as two:
+                with k.loop(0, fmt.block // 64, carry=[isum]) as two:
                     total = two.carried[0]
                     for which in range(2):
                         part = two.index * 2 + which
                         total = total + _part256(n, block, act, part, which, two.index)
                     two.next = [total]
                 isum = n.zero_point256(block, act, two.results[0])
-                acc = n.update(acc, n.block_scale(block), act, isum)
+                acc = n.update(acc, n.block_scales(block), act, [isum])
                 acc = n.minimum256(acc, block, act)
             k.store(acc, chain, align=32)
         sums = [k.load(F32, chains, 32 * c, align=32) for c in range(CHAINS)]
@@ -229,8 +274,7 @@ def _one(fmt: BlockFormat, target: CpuTarget, epilogue: Epilogue) -> Function:
 
 def _part256(n: _Nest, block: Value, act: Value, part: Value, which: int, half: Value) -> Value:
     """Scaled dot of the `part`-th 32 values of a 256-value block."""
-    pair = half if n.fmt.group_values == 32 else part
-    scales = load_pair(n.k, block, n.packed.scales, pair, signed=n.fmt.scale_signed)
+    scales = n.pair_of(block, part, half)
     codes = unpack32(n.k, n.packed, block, part)
     return n.scaled_tile([codes], [scales], [act], part * 32, which)[0][0]
 
@@ -266,7 +310,7 @@ class _Tile:
         self.lane = 32 * self.tokens
         self.abreast = 4 if n.k.target.dot == "vnni" else 1
         self.chains = n.k.alloca(F32, CHAINS * self.groups * self.tokens)
-        self.isums = n.k.alloca(I32, self.groups * self.tokens) if n.fmt.values == 256 else None
+        self.isums = n.k.alloca(I32, self.groups * self.tokens) if n.fmt.block == 256 else None
 
     def emit(self, groups: list[Value], token: Value, count: Value) -> None:
         """All blocks of the groups' rows, then the trees and the epilogue."""
@@ -279,7 +323,7 @@ class _Tile:
             blocks = [k.gep(base, b.index * n.packed.nbytes) for base in bases]
             acts = k.gep(first, b.index * (n.rows * n.act_stride))
             chain = k.gep(self.chains, (b.index & (CHAINS - 1)) * (self.lane * len(groups)))
-            (self.block32 if n.fmt.values == 32 else self.block256)(blocks, acts, chain, count)
+            (self.block32 if n.fmt.block == 32 else self.block256)(blocks, acts, chain, count)
         with k.loop(0, count) as t:
             for g, group in enumerate(groups):
                 at = (t.index << 5) + self.lane * g
@@ -291,7 +335,7 @@ class _Tile:
         """One 32-value block of each group against the tokens."""
         n, k = self.n, self.k
         codes = [unpack32(k, n.packed, block, 0) for block in blocks]
-        scales = [n.block_scale(block) for block in blocks]
+        scales = [n.block_scales(block) for block in blocks]
 
         def rows(tokens: list[Value]) -> None:
             acts_of = [k.gep(acts, t * n.act_stride) for t in tokens]
@@ -321,17 +365,17 @@ class _Tile:
         assert self.isums is not None
         with k.loop(0, self.groups * self.tokens) as i:
             k.store(k.zero(I32), self.isums, i.index << 5, align=32)
-        with k.loop(0, fmt.values // 64) as two:
+        with k.loop(0, fmt.block // 64) as two:
             for which in range(2):
                 self.part256(blocks, acts, two.index * 2 + which, two.index, which, count)
-        scales = [n.block_scale(block) for block in blocks]
+        scales = [n.block_scales(block) for block in blocks]
         with k.loop(0, count) as t:
             act = k.gep(acts, t.index * n.act_stride)
             for g, block in enumerate(blocks):
                 at = (t.index << 5) + self.lane * g
                 slot = k.gep(chain, at)
                 isum = n.zero_point256(block, act, k.load(I32, self.isums, at, align=32))
-                acc = n.update(k.load(F32, slot, align=32), scales[g], act, isum)
+                acc = n.update(k.load(F32, slot, align=32), scales[g], act, [isum])
                 k.store(n.minimum256(acc, block, act), slot, align=32)
 
     def part256(
@@ -344,12 +388,10 @@ class _Tile:
         count: Value,
     ) -> None:
         """The `part`-th 32 values of the blocks, scaled, added to the tokens' sums."""
-        n, k, fmt = self.n, self.k, self.n.fmt
+        n, k = self.n, self.k
         assert self.isums is not None
         isums = self.isums
-        pair = half if fmt.group_values == 32 else part
-        signed = fmt.scale_signed
-        scales = [load_pair(k, b, n.packed.scales, pair, signed=signed) for b in blocks]
+        scales = [n.pair_of(block, part, half) for block in blocks]
         codes = [unpack32(k, n.packed, block, part) for block in blocks]
 
         def rows(tokens: list[Value]) -> None:

@@ -14,7 +14,17 @@ from kinetic.codegen.kernels.cpu.simd import I8, I16, I32, Kernel
 from kinetic.codegen.targets.llvm_ir import Function, Value, vec
 from kinetic.codegen.targets.llvm_x86 import CpuTarget
 from kinetic.ir.cpu_abi import ROWS
-from kinetic.ir.quant.base import RUN, BitMask, BlockFormat, FloatFormat, Format
+from kinetic.ir.quant.base import (
+    RUN,
+    AnyPlane,
+    BitMask,
+    BlockFormat,
+    Digits,
+    FloatFormat,
+    Format,
+    Grid,
+    Mask8,
+)
 
 
 class BlockReader:
@@ -32,20 +42,78 @@ class BlockReader:
 
 def run_codes(k: Function, fmt: BlockFormat, block: Value, run: int) -> Value:
     """The unsigned codes of one run of a raw block, as <16 x i8>."""
-    bytes16 = vec(RUN, "i8")
     total = None
     for plane in fmt.planes:
-        if isinstance(plane, BitMask):
-            bits = k.load("i16", block, plane.offset + 2 * run).cast("bitcast", vec(RUN, "i1"))
-            part = bits.cast("zext", bytes16) << plane.place
-        else:
-            offset, shift = plane.at(run)
-            part = k.load(bytes16, block, offset)
-            if plane.bits < 8:
-                part = ((part >> shift) & ((1 << plane.bits) - 1)) << plane.place
+        part = _plane_codes(k, fmt, plane, block, run)
         total = part if total is None else total | part
     assert total is not None
     return total ^ fmt.flip if fmt.flip else total
+
+
+def _plane_codes(k: Function, fmt: BlockFormat, plane: AnyPlane, block: Value, run: int) -> Value:
+    """One plane's bits of a run, in their place."""
+    bytes16 = vec(RUN, "i8")
+    if isinstance(plane, BitMask):
+        if plane.bits == 1:
+            bits = k.load("i16", block, plane.offset + 2 * run).cast("bitcast", vec(RUN, "i1"))
+            return bits.cast("zext", bytes16) << plane.place
+        assert plane.bits == 2, "a run of 16 codes of two bits is one i32"
+        wide = k.load_splat("i32", RUN, block, plane.offset + 4 * run)
+        wide = wide >> k.vector("i32", range(0, 32, 2))
+        return (wide.cast("trunc", bytes16) & 3) << plane.place
+    if isinstance(plane, Digits):
+        offset, factors = plane.at(run)
+        width = RUN // len(factors)
+        part = k.load(vec(width, "i8"), block, offset)
+        if width < RUN:
+            part = k.shuffle(part, [i % width for i in range(RUN)])
+        part = part * k.vector("i8", [_signed8(f) for f in factors for _ in range(width)])
+        wide = (part.cast("zext", vec(RUN, "i16")) * plane.radix) >> 8
+        return wide.cast("trunc", bytes16) << plane.place
+    if isinstance(plane, Grid):
+        return _grid_codes(k, fmt, plane, block, run) << plane.place
+    if isinstance(plane, Mask8):
+        reader = BlockReader(k, block)
+        low, high = plane.at(reader, 2 * run), plane.at(reader, 2 * run + 1)
+        both = ((low & 255) | ((high & 255) << 8)).cast("trunc", "i16")
+        return both.cast("bitcast", vec(RUN, "i1")).cast("zext", bytes16) << plane.place
+    offset, shift = plane.at(run)
+    part = k.load(bytes16, block, offset)
+    if plane.bits < 8:
+        part = ((part >> shift) & ((1 << plane.bits) - 1)) << plane.place
+    return part
+
+
+def _signed8(value: int) -> int:
+    """A byte as LLVM spells an i8."""
+    return value - 256 if value > 127 else value
+
+
+def _grid_codes(k: Function, fmt: BlockFormat, grid: Grid, block: Value, run: int) -> Value:
+    """The entries of a table that make one run, side by side."""
+    reader, count = BlockReader(k, block), RUN // grid.width
+    table = k.table(f"grid_{fmt.name.lower()}", grid.table)
+    word = f"i{8 * grid.width}"
+    words = k.zero(vec(count, word))
+    for lane in range(count):
+        index = grid.index(reader, count * run + lane).cast("zext", "i64")
+        entry = k.load(word, table, index * grid.width)
+        words = k.emit(
+            f"insertelement {words.type} {words.ref}, {word} {entry.ref}, i32 {lane}", words.type
+        )
+    return words.cast("bitcast", vec(RUN, "i8"))
+
+
+def scale_bits(k: Function, fmt: BlockFormat, block: Value, j: int) -> Value:
+    """The scale of update `j` of a raw block, as bits of an f16; of e8m0, of a bf16."""
+    if fmt.d_bits is not None:
+        bits: Value = fmt.d_bits(BlockReader(k, block), j)
+        return bits.cast("trunc", "i16")
+    if not fmt.d_e8m0:
+        return k.load("i16", block, fmt.d)
+    e = k.load("i8", block, fmt.d).cast("zext", "i16")
+    tiny = k.const("i16", 0x20) << (e & 1)  # 2^-128 and 2^-127 are subnormal
+    return k.select(e.compare("ult", 2), tiny, (e - 1) << 7)
 
 
 def _transposed(k: Kernel, rows: list[Value]) -> list[Value]:
@@ -97,7 +165,7 @@ def _repack_blocks(
     # and the code stays small enough to compile in milliseconds.
     buffer = k.alloca("i8", ROWS * fmt.values)
     with k.loop(0, blocks) as b:
-        out = k.gep(dst, (group * blocks + b.index) * packed.nbytes)
+        out = k.gep(dst, (group * blocks + b.index) * (packed.nbytes * fmt.parts))
         with k.loop(0, ROWS) as row:
             # Rows past the end repeat the last one: finite numbers that nobody reads.
             source = k.minimum(group * ROWS + row.index, rows - 1)
@@ -109,7 +177,8 @@ def _repack_blocks(
         with k.loop(0, fmt.values // 32) as part:
             column = k.gep(buffer, part.index * 32)
             codes8 = [k.load(I32, column, row * fmt.values) for row in range(ROWS)]
-            at = k.gep(out, part.index * packed.codes32 + packed.codes)
+            stride = packed.codes32 if fmt.parts == 1 else packed.nbytes
+            at = k.gep(out, part.index * stride + packed.codes)
             _store_codes(k, fmt, _transposed(k, codes8), at)
 
 
@@ -118,7 +187,9 @@ def _copy_scales(
 ) -> None:
     """One row's float scales, integer scales and minima; `column` is twice the row."""
     target = k.gep(out, column)
-    k.store(k.load("i16", block, fmt.d), target)
+    for j in range(fmt.parts * fmt.updates):
+        part, update = divmod(j, fmt.updates)
+        k.store(scale_bits(k, fmt, block, j), target, part * packed.nbytes + 16 * update)
     if fmt.dmin is not None:
         k.store(k.load("i16", block, fmt.dmin), target, packed.dmin)
     reader = BlockReader(k, block)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import kinetic.ir.math as kmath
-from kinetic.codegen.kernels.cpu.repack import BlockReader, run_codes
+from kinetic.codegen.kernels.cpu.dot import look_up
+from kinetic.codegen.kernels.cpu.repack import BlockReader, run_codes, scale_bits
 from kinetic.codegen.kernels.cpu.simd import (
     F32,
     I32,
@@ -312,7 +313,29 @@ def _dequantized_run(k: Kernel, fmt: BlockFormat, block: Value, run: int) -> Val
     def integer(value: Value) -> Value:
         return k.splat(value.cast("sitofp", "float"), RUN)
 
-    q = run_codes(k, fmt, block, run).cast("zext", wide_i) - fmt.zero
+    codes = run_codes(k, fmt, block, run)
+    if fmt.dot_table is not None:
+        codes = look_up(k, codes, fmt.dot_table)
+    q = codes.cast("zext", wide_i) - fmt.dot_zero
     s = integer(fmt.scale(reader, group)) if fmt.scale else None
     m = integer(fmt.minimum(reader, group)) if fmt.minimum else None
-    return fmt.dequantize(half(fmt.d), half(fmt.dmin), s, m, q.cast("sitofp", wide_f))
+    d = half(fmt.d) if _plain(fmt) else k.splat(_scale(k, fmt, block, run), RUN)
+    return fmt.dequantize(d, half(fmt.dmin), s, m, q.cast("sitofp", wide_f))
+
+
+def _plain(fmt: BlockFormat) -> bool:
+    """Whether the scale is the f16 at byte `d` and nothing else."""
+    return fmt.d_bits is None and not fmt.d_e8m0 and fmt.d_factor == 1
+
+
+def _scale(k: Kernel, fmt: BlockFormat, block: Value, run: int) -> Value:
+    """The scale of a run of a raw block, whatever its form."""
+    bits = scale_bits(k, fmt, block, run * RUN // fmt.update_values)
+    wide = bits.cast("zext", "i32")
+    if fmt.d_e8m0:
+        d = (wide << 16).cast("bitcast", "float")
+    elif k.target.has_f16c:
+        d = bits.cast("bitcast", "half").cast("fpext", "float")
+    else:
+        d = kmath.f16_bits_to_f32(MathOn(k, 0), wide)
+    return d if fmt.d_factor == 1 else d * fmt.d_factor

@@ -25,6 +25,17 @@ def word_type(fmt: BlockFormat) -> Type:
     return U32 if fmt.nbytes % 4 == 0 else Type.U16
 
 
+def can_read(fmt: BlockFormat) -> bool:
+    """Whether a block is what these kernels know: even, of plain planes, with an f16 scale."""
+    plain = all(
+        isinstance(plane, Plane) or (isinstance(plane, BitMask) and plane.bits == 1)
+        for plane in fmt.planes
+    )
+    own_scale = fmt.d_e8m0 or fmt.d_bits is not None or fmt.d_factor != 1
+    one_block = fmt.parts == 1 and fmt.nbytes % 2 == 0
+    return plain and one_block and fmt.codebook is None and not own_scale
+
+
 class BlockReader:
     """Block number `index` of `weights`, which is viewed as `word_type(fmt)`.
 
