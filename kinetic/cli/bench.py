@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from kinetic.cli.options import add_model, add_runtime, load_options, no_more_words, take_model
 from kinetic.cli.parser import CommandParser, whole
-from kinetic.cli.terminal import LiveLine, use_utf8
+from kinetic.cli.terminal import LiveLine, LoadBar, use_utf8
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 PREFILL_TOKENS = 512
 DECODE_TOKENS = 128
+TECHNOLOGIES = "on: none"
+"""The speed technologies that took part; this version has none to switch on."""
 
 
 class BenchResult(NamedTuple):
@@ -35,11 +38,13 @@ class BenchResult(NamedTuple):
     repetitions: int
     load_seconds: float
     size_bytes: int
+    weights: str
     parameters: int
     prefill_tokens: int
     prefill_tokens_per_second: float
     decode_tokens: int
     decode_tokens_per_second: float
+    technologies: str
     peak_rss_bytes: int
 
 
@@ -48,7 +53,9 @@ def build_parser() -> CommandParser:
     parser = CommandParser(
         "bench",
         "kinetic bench [options] <model>",
-        "measures prompt and generation speed, and peak memory.",
+        "measures load time, prompt and generation speed, and peak memory.",
+        "The tests are llama-bench's pp512 and tg128, each the best of -r runs. Speculative "
+        "decoding and the test that needs it, edit256, are not there yet.",
     )
     add_model(parser)
     group = "bench options"
@@ -88,8 +95,8 @@ def run(options: argparse.Namespace) -> int:
 
         peer = Peer.find(options.compare, path)  # before minutes are spent on our own runs
 
+    model = _load(path, options)
     line = LiveLine(every=0.5)
-    model = _load(path, options, line)
     result, theirs = measure(path, model, options.repetitions, line, peer)
     line.clear()
     sys.stdout.write(_report(result, theirs, as_json=options.json))
@@ -133,6 +140,7 @@ def table(result: BenchResult) -> str:
         f"{start} pp{result.prefill_tokens} | {result.prefill_tokens_per_second:.2f} |\n"
         f"{start} tg{result.decode_tokens} | {result.decode_tokens_per_second:.2f} |\n\n"
         f"on {result.device}, best of {result.repetitions}, load {result.load_seconds:.2f} s\n"
+        f"speed technologies {result.technologies}\n"
         f"peak memory {result.peak_rss_bytes / 2**30:.2f} GiB\n"
     )
 
@@ -145,15 +153,19 @@ def _report(result: BenchResult, theirs: PeerResult | None, *, as_json: bool) ->
     return json.dumps(result._asdict(), indent=2) + "\n" if as_json else table(result)
 
 
-def _load(path: Path, options: argparse.Namespace, line: LiveLine) -> Model:
+def _load(path: Path, options: argparse.Namespace) -> Model:
     from kinetic.api import Model
 
-    return Model.load(
-        path,
-        ctx_size=PREFILL_TOKENS + DECODE_TOKENS,
-        progress=line.progress,
-        **load_options(options),
-    )
+    bar = LoadBar()
+    try:
+        return Model.load(
+            path,
+            ctx_size=PREFILL_TOKENS + DECODE_TOKENS,
+            progress=bar.progress,
+            **load_options(options),
+        )
+    finally:
+        bar.clear()
 
 
 def _result(
@@ -169,10 +181,20 @@ def _result(
         repetitions=repetitions,
         load_seconds=round(model.load_seconds, 4),
         size_bytes=path.stat().st_size,
+        weights=_main_format(model),
         parameters=sum(prod(tensor.shape) for tensor in model.file.tensors.values()),
         prefill_tokens=PREFILL_TOKENS,
         prefill_tokens_per_second=round(PREFILL_TOKENS / prefill, 2),
         decode_tokens=DECODE_TOKENS,
         decode_tokens_per_second=round(DECODE_TOKENS / decode, 2),
+        technologies=TECHNOLOGIES,
         peak_rss_bytes=peak,
     )
+
+
+def _main_format(model: Model) -> str:
+    """The tensor type that most bytes of the weights have."""
+    sizes: Counter[str] = Counter()
+    for tensor in model.file.tensors.values():
+        sizes[tensor.type_name] += tensor.nbytes
+    return sizes.most_common(1)[0][0]

@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 _TIMEOUT_SECONDS = 3600
 
 
+def _installed() -> str | None:
+    """llama-bench on PATH, or in a folder where llama.cpp is usually installed or built."""
+    home = Path.home()
+    folders = (
+        *(home / "llama.cpp/build/bin", home / ".local/bin"),
+        *(Path("/usr/local/bin"), Path("/opt/llama.cpp/bin"), Path("/opt/homebrew/bin")),
+        Path("C:/llama.cpp"),
+    )
+    places = (None, *map(str, folders))
+    return next((p for f in places if (p := shutil.which("llama-bench", path=f))), None)
+
+
 class PeerResult(NamedTuple):
     """What llama-bench measured. Units: tokens per second."""
 
@@ -43,9 +55,13 @@ class Peer(NamedTuple):
         """
         # A folder of llama.cpp's programs is as good as the program's own path.
         path = str(Path(typed, "llama-bench")) if typed and Path(typed).is_dir() else typed
-        program = shutil.which(path or "llama-bench")
+        program = shutil.which(path) if path else _installed()
         if program is None:
-            what = f"there is no program {path}" if path else "llama-bench is not on PATH"
+            what = (
+                f"there is no program {path}"
+                if path
+                else "llama-bench is not on PATH, nor where llama.cpp is usually installed"
+            )
             raise UsageError(f"{what}; build llama.cpp and give it: --compare path/llama-bench.")
         return cls(program, model)
 
@@ -116,10 +132,10 @@ def card(ours: BenchResult, theirs: PeerResult) -> str:
         f"| test | Kinetic {__version__} | llama.cpp {theirs.build} | ratio |\n"
         f"| --- | ---: | ---: | ---: |\n{table}\n"
         f"{machine_line()}\n"
-        f"Same file ({ours.size_bytes / 2**30:.2f} GiB), on {ours.device}, {ours.threads} threads, "
-        f"flash attention on, in turns, best of {ours.repetitions}, t/s.\n"
+        f"Same file ({ours.size_bytes / 2**30:.2f} GiB, {ours.weights}), on {ours.device}, "
+        f"{ours.threads} threads, flash attention on, in turns, best of {ours.repetitions}, t/s.\n"
         f"Kinetic: load {ours.load_seconds:.2f} s, peak memory "
-        f"{ours.peak_rss_bytes / 2**30:.2f} GiB.\n"
+        f"{ours.peak_rss_bytes / 2**30:.2f} GiB, speed technologies {ours.technologies}.\n"
     )
 
 

@@ -21,7 +21,7 @@ from kinetic.cli.options import (
     take_model,
 )
 from kinetic.cli.parser import CommandParser, whole
-from kinetic.cli.terminal import LiveLine, printable, use_utf8
+from kinetic.cli.terminal import LiveLine, LoadBar, printable, use_utf8
 from kinetic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -77,9 +77,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("--raw sends no system prompt; put that text into the prompt.")
     prompt = _prompt(options, words)
 
-    line = LiveLine()
-    model = _load(path, options, line)
-    line.clear()
+    model = _load(path, options)
     from kinetic.api import SamplingParams
 
     has_template = model.chat_template is not None
@@ -120,15 +118,16 @@ def _speed(tokens: int, seconds: float) -> str:
     return f"{tokens} tokens at {rate} tok/s"
 
 
-def _load(path: Path, options: argparse.Namespace, line: LiveLine) -> Model:
+def _load(path: Path, options: argparse.Namespace) -> Model:
     from kinetic.api import Model
 
-    return Model.load(
-        path,
-        ctx_size=options.ctx_size,
-        progress=line.progress,
-        **load_options(options),
-    )
+    bar = LoadBar()
+    try:
+        return Model.load(
+            path, ctx_size=options.ctx_size, progress=bar.progress, **load_options(options)
+        )
+    finally:
+        bar.clear()
 
 
 def _stream(model: Model, prompt_ids: list[int], params: SamplingParams, limit: int | None) -> None:

@@ -1,7 +1,7 @@
-"""What Kinetic writes to a terminal: clean text and one line that updates in place.
+"""What Kinetic writes to a terminal: clean text, one line that updates in place, a bar.
 
-No escape sequence is ever written: the live line uses a carriage return and spaces, which
-also holds what NO_COLOR and TERM=dumb ask for.
+The live line is a carriage return and spaces, never an escape sequence. The bar of a long
+load is drawn by rich where escape sequences are welcome, and is the live line elsewhere.
 """
 
 from __future__ import annotations
@@ -9,6 +9,12 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import TYPE_CHECKING
+
+from kinetic.settings import color_allowed
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 # C0 and C1 control characters but tab and newline: text from a model file must not be able
 # to drive the terminal it is shown on.
@@ -49,14 +55,59 @@ class LiveLine:
         sys.stderr.flush()
         self._width = len(text)
 
-    def progress(self, stage: str, done: int, total: int) -> None:
-        """Show how far a stage of loading is; the shape `Model.load` calls."""
-        share = f" {100 * done // total}%" if total > 0 else ""
-        self.update(f"{stage}{share}")
-
     def clear(self) -> None:
         """Take the line away, so that other text may be written."""
         if self._width:
             sys.stderr.write("\r" + " " * self._width + "\r")
             sys.stderr.flush()
             self._width = 0
+
+
+class LoadBar:
+    """How far loading is; its `progress` has the shape that `Model.load` calls.
+
+    A load that is done in a moment shows nothing, and costs no import of rich.
+    """
+
+    def __init__(self, *, after: float = 0.3) -> None:
+        self._line = LiveLine(every=0.1)
+        self._shown_from = time.monotonic() + after
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        """Show how many bytes of a stage are done."""
+        if not self._line.enabled or time.monotonic() < self._shown_from:
+            return
+        if not color_allowed():
+            share = f" {100 * done // total}%" if total > 0 else ""
+            self._line.update(f"{stage}{share}, {done / 2**20:.0f} of {total / 2**20:.0f} MiB")
+            return
+        if self._bar is None or self._task is None:
+            self._bar = _rich_bar()
+            self._task = self._bar.add_task(stage, total=total)
+        self._bar.update(self._task, description=stage, completed=done, total=total, refresh=True)
+
+    def clear(self) -> None:
+        """Take the bar away, so that other text may be written."""
+        self._line.clear()
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = self._task = None
+
+
+def _rich_bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+    # No thread redraws it: every call of `progress` does, and it leaves no trace.
+    bar = Progress(
+        *columns,
+        TransferSpeedColumn(),
+        console=Console(file=sys.stderr),
+        auto_refresh=False,
+        transient=True,
+    )
+    bar.start()
+    return bar

@@ -19,11 +19,13 @@ OURS = BenchResult(
     repetitions=3,
     load_seconds=0.531,
     size_bytes=253113024,
+    weights="Q4_K",
     parameters=268098176,
     prefill_tokens=512,
     prefill_tokens_per_second=300.0,
     decode_tokens=128,
     decode_tokens_per_second=45.0,
+    technologies="on: none",
     peak_rss_bytes=2**29,
 )
 LLAMA_BENCH = [
@@ -42,6 +44,7 @@ def test_the_table_is_llama_benchs():
         "| tiny-Q4_K_M | 0.24 GiB | 0.27 B | CPU | 2 | tg128 | 45.00 |",
         "",
         "on the CPU, best of 3, load 0.53 s",
+        "speed technologies on: none",
         "peak memory 0.50 GiB",
     ]
 
@@ -63,6 +66,8 @@ def test_the_card_has_both_and_the_ratios():
     assert lines[0] == "## Kinetic vs llama.cpp: tiny-Q4_K_M"
     assert "| prompt pp512 | 300.0 | 100.0 | 3.00x |" in lines
     assert "| generate tg128 | 45.0 | 25.0 | 1.80x |" in lines
+    assert any("Same file (0.24 GiB, Q4_K), on the CPU, 2 threads" in line for line in lines)
+    assert lines[-1].endswith("peak memory 0.50 GiB, speed technologies on: none.")
     both = json.loads(card_json(OURS, theirs))
     assert both["ratio"] == {"prefill": 3.0, "decode": 1.8}
     assert both["llama_cpp"]["build"] == "b1 (0c1e570)"
@@ -70,6 +75,7 @@ def test_the_card_has_both_and_the_ratios():
 
 def test_a_missing_llama_bench_is_told_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("kinetic.cli.compare._installed", lambda: None)
     with pytest.raises(UsageError, match="llama-bench is not on PATH"):
         Peer.find("", tmp_path)
     with pytest.raises(UsageError, match="there is no program"):

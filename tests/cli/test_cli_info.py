@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.gguf_writer import Tensor, write_gguf
 
-Q4_K, F32, TQ2_0 = 12, 0, 35
+Q4_K, F32, F64 = 12, 0, 28
 
 METADATA = {
     "general.architecture": "gemma3",
@@ -94,11 +94,11 @@ def test_json_is_one_object_with_the_same_facts(kinetic, model):
 def test_what_is_not_supported_says_so(kinetic, model):
     path = model(
         {"general.architecture": "mamba9", "mamba9.block_count": 3},
-        {"x": ((2, 256), TQ2_0, b"\0" * 2 * 66)},
+        {"x": ((2, 256), F64, bytes(2 * 256 * 8))},
     )
     lines = kinetic("info", path).stdout.splitlines()
     assert "  architecture   mamba9 (not supported yet)" in lines
-    assert any(line.endswith("(not supported yet)") and "TQ2_0" in line for line in lines)
+    assert any(line.endswith("(not supported yet)") and "F64" in line for line in lines)
     assert "  layers         3, width unknown" in lines
     assert "  context        unknown" in lines
 

@@ -85,13 +85,26 @@ def test_an_empty_file_is_no_model(kinetic, tmp_path):
     assert done.stderr.count("\n") == 1
 
 
+def test_loading_options_do_not_change_an_answer(kinetic, model, tmp_path):
+    answer = kinetic("run", model, "hello", *GREEDY).stdout
+    cache = ("--repack-cache", tmp_path / "cache", "--repack-cache-limit", "0.5")
+    for line in (["--no-mmap"], cache, cache):
+        done = kinetic("run", model, "hello", *GREEDY, *line)
+        assert (done.returncode, done.stdout) == (0, answer), done.stderr
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    refused = kinetic("run", model, "hello", "--no-repack")
+    assert refused.returncode == 1
+    assert "--no-repack is not supported: kernels read only" in refused.stderr
+
+
 def test_bench_prints_json_alone(kinetic, model):
     done = kinetic("bench", model, "--json", "-r", "1", "-t", "1")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["prefill_tokens_per_second"] > 0
     assert result["decode_tokens_per_second"] > 0
-    assert result["peak_rss_bytes"] > 0
+    assert result["peak_rss_bytes"] > 0 and result["load_seconds"] > 0
+    assert result["technologies"] == "on: none"
     assert (result["backend"], result["threads"], result["repetitions"]) == ("cpu", 1, 1)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinetic.cli.terminal import LiveLine, printable
+from kinetic.cli.terminal import LiveLine, LoadBar, printable
 
 
 @given(st.text(st.characters(exclude_categories=[])))
@@ -36,7 +36,7 @@ def live(monkeypatch, stream: io.StringIO, term: str = "xterm", enabled: bool = 
     line = LiveLine(enabled=enabled, every=0)
     line.update("[100 tokens]")
     line.update("[1 token]")
-    line.progress("repack", 1, 4)
+    line.update("repack 25%")
     line.clear()
     return stream.getvalue()
 
@@ -68,6 +68,40 @@ def test_quick_work_shows_no_line(monkeypatch):
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
     line = LiveLine()
-    line.progress("load", 0, 1)
+    line.update("load")
     line.clear()
+    bar = LoadBar()
+    bar.progress("load", 1, 2)
+    bar.clear()
     assert stream.getvalue() == ""
+
+
+def loaded(monkeypatch, stream: io.StringIO, **env: str) -> str:
+    for name, value in {"TERM": "xterm", "NO_COLOR": "", **env}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stderr", stream)
+    bar = LoadBar(after=-1)
+    bar._line._next = 0.0
+    bar.progress("load", 1 << 20, 4 << 20)
+    bar.progress("load", 2 << 20, 4 << 20)
+    bar.clear()
+    return stream.getvalue()
+
+
+def test_a_long_load_draws_a_bar(monkeypatch):
+    text = loaded(monkeypatch, Terminal())
+    assert "load" in text and "2.0/4.0 MiB" in text
+    assert "\x1b" in text
+
+
+def test_without_colour_the_bar_is_the_plain_line(monkeypatch):
+    text = loaded(monkeypatch, Terminal(), NO_COLOR="1")
+    assert "load 25%, 1 of 4 MiB" in text
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    ("stream", "term"), [(io.StringIO(), "xterm"), (Terminal(), "dumb")], ids=["file", "dumb"]
+)
+def test_no_bar_where_it_could_not_be_overwritten(monkeypatch, stream, term):
+    assert loaded(monkeypatch, stream, TERM=term) == ""
