@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from kinetic.codegen.passes.base import rules_pass
 from kinetic.ir.graph import Node
@@ -12,35 +12,41 @@ from kinetic.ir.rewrite import Match, P, Rewriter, Rule, any_value
 _ROPE = ("kind", "rot", "base", "scaling", "factor", "n_ctx_orig", "attn_factor")
 
 
-def _peel_rope(node: Node) -> tuple[Node, dict[str, Attr], Node | None]:
-    """What a rope turns, its attributes and its factors; the node itself without one."""
-    if node.op != "rope":
-        return node, {}, None
-    return node.arg("x"), {name: node.attrs[name] for name in _ROPE}, node.maybe("factors")
+Heads = tuple[Node, Node]
+"""Those of the queries and those of the keys."""
 
 
-def _peel_norm(node: Node) -> tuple[Node, Node | None, float]:
-    """What a head norm reads, its weight and its eps; the node itself without one."""
-    if node.op != "rms_norm" or node.maybe("w") is None:
-        return node, None, 0.0
-    return node.arg("x"), node.arg("w"), node.get("eps", float)
+def _peel_ropes(q: Node, k: Node) -> tuple[Heads, dict[str, Attr], Node | None]:
+    """What one rope turns in both, its attributes and factors; the nodes themselves without."""
+    if q.op == k.op == "rope" and q.maybe("factors") is k.maybe("factors"):
+        found = [{name: node.attrs[name] for name in _ROPE} for node in (q, k)]
+        if found[0] == found[1]:
+            return (q.arg("x"), k.arg("x")), found[0], q.maybe("factors")
+    return (q, k), {}, None
+
+
+def _peel_norms(q: Node, k: Node) -> tuple[Heads, Heads | tuple[None, None], float]:
+    """What head norms of one eps read, their weights and eps; the nodes themselves without."""
+    if all(n.op == "rms_norm" and n.maybe("w") is not None for n in (q, k)):
+        eps = q.get("eps", float)
+        if eps == k.get("eps", float):
+            return (q.arg("x"), k.arg("x")), (q.arg("w"), k.arg("w")), eps
+    return (q, k), (None, None), 0.0
 
 
 def _fuse(r: Rewriter, m: Match) -> Node:
-    attention = m["attention"]
-    q, q_rope, q_factors = _peel_rope(m["q"])
-    k, k_rope, k_factors = _peel_rope(m["k"])
-    if (q_rope, q_factors) != (k_rope, k_factors):
-        q, k, q_rope, q_factors = m["q"], m["k"], {}, None
-    q_in, q_norm, eps = _peel_norm(q)
-    k_in, k_norm, k_eps = _peel_norm(k)
-    if q_norm is None or k_norm is None or eps != k_eps:
-        q_in, k_in, q_norm, k_norm, eps = q, k, None, None, 0.0
-    cache = attention.get("cache", str)
-    turn: dict[str, Any] = dict(q_rope)
-    written = r.node(
-        "rope_write", q_in, k_in, m["v"], q_norm, k_norm, q_factors, cache=cache, eps=eps, **turn
-    )
+    attention, heads = m["attention"], (m["q"], m["k"])
+    norm_last = all(h.op == "rms_norm" and h.arg("x").op == "rope" for h in heads)
+    if norm_last:
+        heads, weights, eps = _peel_norms(*heads)
+        heads, turn, factors = _peel_ropes(*heads)
+    else:
+        heads, turn, factors = _peel_ropes(*heads)
+        heads, weights, eps = _peel_norms(*heads)
+    cache, how = attention.get("cache", str), cast("dict[str, Any]", turn)
+    if norm_last and weights[0] is not None:
+        how["norm_last"] = True
+    written = r.node("rope_write", *heads, m["v"], *weights, factors, cache=cache, eps=eps, **how)
     attrs: dict[str, Any] = {name: attention.attrs[name] for name in ("scale", "window", "softcap")}
     return r.node("attend", written, cache=cache, **attrs)
 
@@ -48,7 +54,7 @@ def _fuse(r: Rewriter, m: Match) -> Node:
 FUSE_ATTENTION = rules_pass(
     "fuse-attention",
     "Norming and turning heads and writing the cache are one walk; attending is another.",
-    "attention(rope(rms_norm(%q, %wq)), rope(rms_norm(%k, %wk)), %v)",
+    "attention(rope(rms_norm(%q, %wq)), rope(rms_norm(%k, %wk)), %v), or norms of turned heads",
     "attend(rope_write(%q, %k, %v, %wq, %wk))",
     [
         Rule(

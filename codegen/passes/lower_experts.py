@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kinetic.codegen.passes.base import rules_pass
 from kinetic.codegen.passes.lower_products import activation_block
 from kinetic.ir.graph import Node
 from kinetic.ir.rewrite import Match, P, Rewriter, Rule, any_value
 
+_ROUTER = ("n_used", "norm_weights", "router", "weight_scale")
+
 
 def _lower(r: Rewriter, m: Match) -> Node:
     node, x, act = m["experts"], m["x"], m["experts"].get("act", str)
+    how: dict[str, Any] = {name: node.attrs[name] for name in _ROUTER}
     routing = r.node(
         "route",
         r.node("linear", x, m["gate_inp"], name="logits"),
-        n_used=node.get("n_used", int),
-        norm_weights=node.get("norm_weights", bool),
+        m.get("select_bias"),
+        **how,
     )
 
     def product(weight: Node, name: str) -> Node:
@@ -32,6 +37,7 @@ def _lower(r: Rewriter, m: Match) -> Node:
 
 
 _weights = [any_value(name) for name in ("gate_inp", "gate", "up", "down")]
+_weights.append(any_value("select_bias", optional=True))
 
 LOWER_EXPERTS = rules_pass(
     "lower-experts",

@@ -24,12 +24,12 @@ from kinetic.codegen.kernels.cpu.attention import (
 )
 from kinetic.codegen.kernels.cpu.experts import (
     MAX_EXPERTS,
+    RouteShape,
     expert_glu,
     expert_matmul,
     expert_rows,
     expert_sum,
     route,
-    route_name,
     routing_size,
 )
 from kinetic.codegen.kernels.cpu.layout import packed_size
@@ -364,12 +364,13 @@ class Scheduler:
     def _norm(self, node: Node, index: int, block: int | None) -> None:
         x, w = node.arg("x"), node.maybe("w")
         assert isinstance(x.type, TensorType)
-        if len(x.type.shape) != 2:
-            raise UnsupportedError(f"%{node.name}: a head norm outside of attention")
-        weighted = w is not None
-        name = "norm" + ("" if weighted else "_unit") + (f"_quantize_{block}" if block else "")
+        weighted, target = w is not None, self.target
+        heads = x.type.shape[1] if len(x.type.shape) == 3 else None
+        assert heads is None or isinstance(heads, int)
+        options = [] if heads is None else [_int(heads)]
         kernel = self._need(
-            name, lambda: [row_kernels.norm(self.target, weighted=weighted, block=block)]
+            row_kernels.norm_name(weighted=weighted, block=block, heads=bool(options)),
+            lambda: [row_kernels.norm(target, weighted=weighted, block=block, heads=bool(options))],
         )
         width = _dense(x, "a norm's input")
         weights = self._vector(w)
@@ -385,6 +386,7 @@ class Scheduler:
                 _float(1 / (width // 4)),
                 _float(node.get("eps", float)),
                 self._count(node),
+                *options,
             ],
         )
 
@@ -509,22 +511,24 @@ class Scheduler:
     def _route(self, node: Node, index: int) -> None:
         logits, found, target = node.arg("logits"), node.type, self.target
         assert isinstance(found, RoutingType)
-        used, experts, norm = found.used, found.experts, node.get("norm_weights", bool)
+        experts, bias = found.experts, node.maybe("select_bias")
         if experts > MAX_EXPERTS:
             raise UnsupportedError(
                 f"%{node.name} chooses among {experts} experts; the CPU kernels take at most "
                 f"{MAX_EXPERTS}"
             )
-        kernel = self._need(
-            route_name(used, experts, norm=norm),
-            lambda: [route(target, used, experts, norm=norm)],
-        )
+        norm, kind = node.get("norm_weights", bool), node.get("router", str)
+        scale = node.get("weight_scale", float)
+        shape = RouteShape(found.used, experts, norm, kind, bias is not None, scale != 1)
+        kernel = self._need(shape.name, lambda: [route(target, shape)])
+        options = [self._vector(bias)] if shape.biased else []
+        options += [_float(scale)] if shape.scaled else []
         stride = _int(row_bytes(logits))
         self._simple(
             node,
             index,
             kernel,
-            lambda: [self._buffer(logits), self._buffer(node), stride, self._count(node)],
+            lambda: [self._buffer(logits), self._buffer(node), stride, self._count(node), *options],
         )
 
     def _expert_rows(self, node: Node, index: int) -> None:
@@ -668,7 +672,8 @@ class Scheduler:
         name = node.get("cache", str)
         cache = self._cache(name)
         shape = self._head_shape(q, cache)
-        turn = Rotation(node.get("kind", str), node.get("rot", int))
+        last = node.get("norm_last", bool)
+        turn = Rotation(node.get("kind", str), node.get("rot", int), last)
         q_norm, k_norm = node.maybe("q_norm"), node.maybe("k_norm")
         normed, target = q_norm is not None, self.target
         kernel = self._need(

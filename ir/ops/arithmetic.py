@@ -8,6 +8,7 @@ binary32, one rounding an operation.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -350,21 +351,48 @@ class _State:
 # ---- 8. experts --------------------------------------------------------------------------
 
 
-def route(logits: F32, n_used: int, norm_weights: bool) -> Routing:
-    """Softmax over all experts in index order; the `n_used` largest logits, ties to the lower
-    index, with their shares, which `norm_weights` makes sum to 1."""
+@dataclass(frozen=True)
+class Router:
+    """How experts are chosen and weighted: the attributes of `route`."""
+
+    n_used: int
+    norm_weights: bool = True
+    kind: str = "softmax"
+    weight_scale: float = 1.0
+
+
+def softmax(logits: F32) -> F32:
+    """Over the last axis, in index order."""
+    top: F32 = logits[:, 0]
+    for e in range(1, logits.shape[1]):
+        top = maximum(top, logits[:, e])
+    share = exp(logits - top[:, None])
+    return share * recip(chain_sum(share, 1))[:, None]
+
+
+def sigmoid(x: F32) -> F32:
+    """The project's own `1 / (1 + exp(-x))`."""
+    return np.asarray(ir_math.sigmoid(NUMPY, x), np.float32)
+
+
+ROUTERS: dict[str, Callable[[F32], F32]] = {"softmax": softmax, "sigmoid": sigmoid}
+"""What makes shares of a router's logits, by the name that ops use."""
+
+
+def route(logits: F32, how: Router, select_bias: F32 | None = None) -> Routing:
+    """The `n_used` largest logits, ties to the lower index, with their shares, which
+    `norm_weights` makes sum to 1; with a `select_bias` the largest shares plus bias."""
     with np.errstate(all="ignore"):
-        top: F32 = logits[:, 0]
-        for e in range(1, logits.shape[1]):
-            top = maximum(top, logits[:, e])
-        share = exp(logits - top[:, None])
-        share = share * recip(chain_sum(share, 1))[:, None]
-        best = np.argsort(-logits, axis=1, kind="stable")[:, :n_used]
+        share = ROUTERS[how.kind](logits)
+        rank = logits if select_bias is None else share + select_bias
+        best = np.argsort(-rank, axis=1, kind="stable")[:, : how.n_used]
         chosen = np.sort(best, axis=1)
         share = np.take_along_axis(share, chosen, axis=1)
-        if norm_weights:
+        if how.norm_weights:
             kept = chain_sum(share, 1)
             share = share * recip(maximum(kept, np.full_like(kept, EXPERT_SUM_FLOOR)))[:, None]
+        if how.weight_scale != 1:
+            share = share * np.float32(how.weight_scale)
         return Routing(chosen, share)
 
 
@@ -394,12 +422,12 @@ def experts(
     gate: Weight,
     up: Weight,
     down: Weight,
-    n_used: int,
     act: str,
-    norm_weights: bool,
+    how: Router,
+    select_bias: F32 | None = None,
 ) -> F32:
     """The gated feed-forwards of each row's chosen experts, summed in index order."""
-    routing = route(linear(x, gate_inp), n_used, norm_weights)
+    routing = route(linear(x, gate_inp), how, select_bias)
     out = np.zeros((len(x), down.shape[1]), np.float32)
     started = np.zeros(len(x), np.bool_)
     with np.errstate(all="ignore"):

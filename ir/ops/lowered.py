@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from kinetic.ir.ops import arithmetic as ar
-from kinetic.ir.ops.model import check_activation, product_type, rope_at, rope_scaling
+from kinetic.ir.ops.model import check_activation, check_router, product_type, rope_at, rope_scaling
 from kinetic.ir.ops.spec import (
     F32,
     Quantized,
@@ -170,6 +170,7 @@ def rope_write(
     *,
     cache: str,
     eps: float = 0.0,
+    norm_last: bool = False,
     kind: str = "none",
     rot: int = 0,
     base: float = 0.0,
@@ -178,7 +179,8 @@ def rope_write(
     n_ctx_orig: int = 0,
     attn_factor: float = 1.0,
 ) -> Type:
-    """Norms and turns the heads of `q` and `k`, writes `k` and `v` into `cache`; the new `q`."""
+    """Norms and turns the heads of `q` and `k` (with `norm_last` turns, then norms), writes `k`
+    and `v` into `cache`; the new `q`."""
     found = tensor(q, "q", 3)
     same(tensor(k, "k", 3).shape[2], found.shape[2], "width of k")
     same(tensor(v, "v", 3).shape[:2], tensor(k, "k", 3).shape[:2], "rows and heads of v")
@@ -198,6 +200,7 @@ def _(
     *,
     cache: str,
     eps: float,
+    norm_last: bool,
     kind: str,
     rot: int,
     base: float,
@@ -206,12 +209,17 @@ def _(
     n_ctx_orig: int,
     attn_factor: float,
 ) -> F32:
-    if q_norm is not None and k_norm is not None:
-        q, k = ar.rms_norm(q, ar.floats(q_norm), eps), ar.rms_norm(k, ar.floats(k_norm), eps)
+    def normed(x: F32, w: Weight | None) -> F32:
+        return x if w is None else ar.rms_norm(x, ar.floats(w), eps)
+
+    if not norm_last:
+        q, k = normed(q, q_norm), normed(k, k_norm)
     if kind != "none":
         how = rope_scaling(scaling, factor, n_ctx_orig, attn_factor)
         cos, sin = rope_at(run, rot, base, how, factors)
         q, k = ar.rope(q, cos, sin, kind), ar.rope(k, cos, sin, kind)
+    if norm_last:
+        q, k = normed(q, q_norm), normed(k, k_norm)
     run.write(cache, k, v)
     return q
 
@@ -248,19 +256,35 @@ def _(
 
 
 @op("lowered")
-def route(logits: Type, *, n_used: int, norm_weights: bool = True) -> Type:
-    """A softmax over the router's logits: the `n_used` best experts of each row, and their
-    weights."""
+def route(
+    logits: Type,
+    select_bias: Type | None = None,
+    *,
+    n_used: int,
+    norm_weights: bool = True,
+    router: str = "softmax",
+    weight_scale: float = 1.0,
+) -> Type:
+    """The `n_used` best experts of each row by the router's logits, and their weights."""
     found = tensor(logits, "logits", 2)
     experts = extent(found, "logits")
-    if not 1 <= n_used <= experts:
-        raise RuleError("n_used", f"1..{experts}", n_used)
+    check_router(router, n_used, experts, select_bias)
     return RoutingType(found.shape[0], n_used, experts)
 
 
 @route.meaning
-def _(run: Run, logits: F32, *, n_used: int, norm_weights: bool) -> Routing:
-    return ar.route(logits, n_used, norm_weights)
+def _(
+    run: Run,
+    logits: F32,
+    select_bias: Weight | None,
+    *,
+    n_used: int,
+    norm_weights: bool,
+    router: str,
+    weight_scale: float,
+) -> Routing:
+    bias = None if select_bias is None else ar.floats(select_bias)
+    return ar.route(logits, ar.Router(n_used, norm_weights, router, weight_scale), bias)
 
 
 @op("lowered")

@@ -378,12 +378,19 @@ def experts(
     gate: Type,
     up: Type,
     down: Type,
+    select_bias: Type | None = None,
     *,
     n_used: int,
     act: str = "silu",
     norm_weights: bool = True,
+    router: str = "softmax",
+    weight_scale: float = 1.0,
 ) -> Type:
-    """A softmax router over `E` experts; the sum of the `n_used` best gated feed-forwards."""
+    """A router over `E` experts; the sum of the `n_used` best gated feed-forwards.
+
+    `router` makes weights of the logits, `softmax` or `sigmoid`; `select_bias` is added to
+    them for the choice alone.
+    """
     rows = tensor(x, "x", 2)
     d = extent(rows, "x")
     e = weight_of(gate_inp, "gate_inp", 2).shape[0]
@@ -393,8 +400,7 @@ def experts(
     same(weight_of(up, "up", 3).shape, (e, f, d), "up")
     same(weight_of(down, "down", 3).shape, (e, d, f), "down")
     check_activation(act)
-    if not 1 <= n_used <= e:
-        raise RuleError("n_used", f"1..{e}", n_used)
+    check_router(router, n_used, e, select_bias)
     return rows
 
 
@@ -406,12 +412,30 @@ def _(
     gate: Weight,
     up: Weight,
     down: Weight,
+    select_bias: Weight | None,
     *,
     n_used: int,
     act: str,
     norm_weights: bool,
+    router: str,
+    weight_scale: float,
 ) -> F32:
-    return ar.experts(x, gate_inp, gate, up, down, n_used, act, norm_weights)
+    bias = None if select_bias is None else ar.floats(select_bias)
+    how = ar.Router(n_used, norm_weights, router, weight_scale)
+    return ar.experts(x, gate_inp, gate, up, down, act, how, bias)
+
+
+def check_router(router: str, n_used: int, n_experts: int, select_bias: Type | None) -> None:
+    """Check what `experts` and `route` say about the choice.
+
+    Raises: RuleError.
+    """
+    if router not in ar.ROUTERS:
+        raise RuleError("router", f"one of {tuple(ar.ROUTERS)}", router)
+    if not 1 <= n_used <= n_experts:
+        raise RuleError("n_used", f"1..{n_experts}", n_used)
+    if select_bias is not None:
+        vector(select_bias, "select_bias", n_experts)
 
 
 def check_activation(act: str) -> None:

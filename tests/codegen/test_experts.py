@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -197,7 +198,9 @@ def router_cases() -> Floats:
     return np.concatenate([cases, cases[:, ::-1]], axis=1)
 
 
-def routed(n_used: int, norm_weights: bool = True) -> tuple[Graph, Memory, int]:
+def routed(
+    n_used: int, norm_weights: bool = True, *, biased: bool = False, **attrs: object
+) -> tuple[Graph, Memory, int]:
     """One product by the experts that given logits choose; how many rows there are."""
     rng = np.random.default_rng(2)
     logits = np.concatenate([router_cases(), rng.standard_normal((20, 16))]).astype(np.float32)
@@ -206,6 +209,7 @@ def routed(n_used: int, norm_weights: bool = True) -> tuple[Graph, Memory, int]:
         "logits": logits,
         "x": rng.standard_normal((len(logits), 8)),
         "w": rng.standard_normal((16, 24, 8)),
+        "bias": rng.standard_normal((1, 16)) / 4,
     }
     b, memory = Builder(), Memory()
     for key, value in values.items():
@@ -213,7 +217,9 @@ def routed(n_used: int, norm_weights: bool = True) -> tuple[Graph, Memory, int]:
     ids = b.tokens()
     logit = b.embed(ids, b.declare("logits", "F32", logits.shape), name="l")
     x = b.embed(ids, b.declare("x", "F32", (len(logits), 8)), name="e")
-    routing = b.op("route", logit, name="r", n_used=n_used, norm_weights=norm_weights)
+    bias = b.declare("bias", "F32", (16,)) if biased else None
+    how: dict[str, Any] = {"n_used": n_used, "norm_weights": norm_weights, **attrs}
+    routing = b.op("route", logit, bias, name="r", **how)
     placed = b.op("expert_rows", x, routing, name="p")
     y = b.op("expert_matmul", placed, routing, b.declare("w", "F32", (16, 24, 8)), name="y")
     graph = graph_of({"y": b.op("expert_sum", y, routing, name="s")})
@@ -228,6 +234,28 @@ def test_ties_and_broken_logits(name: str, n_used: int, norm_weights: bool, obje
     graph, memory, count = routed(n_used, norm_weights)
     program = compile_for(name, graph, objects, max_rows=ROWS)
     assert_words(program, memory, graph, [1, count])
+
+
+@pytest.mark.parametrize("norm_weights", [True, False])
+@pytest.mark.parametrize("scale", [1.0, 2.5])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("router", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("name", ["scalar", "maddubs"])
+def test_routers_of_every_kind(
+    name: str, router: str, biased: bool, scale: float, norm_weights: bool, objects: Path
+) -> None:
+    graph, memory, count = routed(5, norm_weights, biased=biased, router=router, weight_scale=scale)
+    program = compile_for(name, graph, objects, max_rows=ROWS)
+    assert_words(program, memory, graph, [1, count])
+
+
+def test_a_bias_moves_the_choice_and_not_the_weights() -> None:
+    logits = np.array([[2.0, 1.0, 0.0, -1.0]], np.float32)
+    bias = np.array([0, -1, 0, 1], np.float32)
+    for kind, weights in (("softmax", ar.softmax(logits)), ("sigmoid", ar.sigmoid(logits))):
+        found = ar.route(logits, ar.Router(2, False, kind, 2.0), bias)
+        assert found.experts.tolist() == [[0, 3]]
+        assert same_words(found.share, weights[:, [0, 3]] * np.float32(2))
 
 
 @pytest.mark.parametrize("n_used", [2, 5])
@@ -245,7 +273,7 @@ def test_a_routing_puts_the_rows_of_an_expert_together(
         for count in (1, 2, most):
             with np.errstate(invalid="ignore"):
                 logits = memory.bytes["logits"].view(np.float32).reshape(-1, 16)[:count]
-                routing = ar.route(logits, n_used, True)
+                routing = ar.route(logits, ar.Router(n_used))
             cpu.step(plain_rows(np.arange(count)))
             raw = cpu._arena.bytes[at.value :]
             groups, pairs = raw[:16].view(np.int64).tolist()

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cpu_device import (
     TARGETS,
+    Memory,
     compile_for,
     device,
     graph_of,
@@ -81,6 +82,8 @@ def access(launch: Launch, used: int = 0) -> Access:
         return Access([buffer(0, size), buffer(1, size)], [buffer(2, size)], [])
     if kernel.startswith("norm"):
         rows, width = count(6), number(3)
+        if "_heads" in kernel:
+            width *= number(7)
         out = quantized(2, rows, width, block) if block else buffer(2, rows * width)
         return Access([buffer(0, rows * width)], [out], [])
     if kernel.startswith("quantize_"):
@@ -368,7 +371,29 @@ def test_ranges_never_overlap_until_a_barrier_has_passed(actions: list[int | str
 def test_an_op_without_a_kernel_is_refused() -> None:
     b = Builder()
     x = b.embed(b.tokens(), b.declare("x", "F32", (4, 64)), name="x")
-    h = b.rms_norm(b.split_heads(x, 4, name="h"), None, 1e-6, name="n")
+    turn = {"kind": "neox", "rot": 16, "base": 1e4}
+    h = b.rope(b.split_heads(x, 4, name="h"), None, "r", **turn)
     graph = graph_of({"y": b.merge_heads(h, name="y")})
-    with pytest.raises(UnsupportedError, match="%n: a head norm outside of attention"):
+    with pytest.raises(UnsupportedError, match="op rope has no kernel"):
         plan_of(graph)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_heads_are_normed_outside_of_attention(name: str) -> None:
+    b, memory = Builder(), Memory()
+    values = np.random.default_rng(3).standard_normal((T, 64)).astype(np.float32)
+    memory.put_floats("x", values)
+    memory.put_floats("w", values[0, :16])
+    x = b.embed(b.tokens(), b.declare("x", "F32", (T, 64)), name="x")
+    heads = b.split_heads(x, 4, name="h")
+    normed = {
+        part: b.merge_heads(b.rms_norm(heads, w, 1e-6, name=f"{part} norm"), name=part)
+        for part, w in (("plain", None), ("weighted", b.declare("w", "F32", (16,))))
+    }
+    graph = graph_of(normed)
+    check(*plan_of(graph))
+    program = compile_for(name, graph, max_rows=T)
+    expected = Reference(graph, memory.weight).step(rows(np.arange(T)))
+    with device(program, memory, threads=2) as cpu:
+        got = outputs(cpu, plain_rows(np.arange(T)))
+    assert all(same_words(got[key], expected[key]) for key in normed)

@@ -82,10 +82,12 @@ def _store_kv(k: CpuFunction, shape: HeadShape, value: Value, pointer: Value) ->
 # -- rotation and cache write ----------------------------------------------------------
 @dataclass(frozen=True)
 class Rotation:
-    """How heads turn: pairing `kind` (`norm`, `neox`, `none`) over the first `rot` channels."""
+    """How heads turn: pairing `kind` (`norm`, `neox`, `none`) over the first `rot` channels;
+    with `norm_last` a head's norm comes after."""
 
     kind: str
     rot: int
+    norm_last: bool = False
 
     @property
     def suffix(self) -> str:
@@ -123,7 +125,7 @@ def _normed(k: CpuFunction, width: int, head: Value, weights: Value, eps: Value)
 
 def rope_write_name(shape: HeadShape, turn: Rotation, *, normed: bool) -> str:
     """The name of the `rope_write` kernel for a head shape and rotation."""
-    norm = "_norm" if normed else ""
+    norm = ("_normlast" if turn.norm_last else "_norm") if normed else ""
     return f"rope_write_{turn.suffix}_d{shape.width}_kv{8 * shape.kv_bytes}{norm}"
 
 
@@ -151,10 +153,12 @@ def rope_write(target: CpuTarget, shape: HeadShape, turn: Rotation, *, normed: b
         c, s = (k.gep(table, position * (2 * turn.rot)) for table in (cos, sin))
 
         def turned(head: Value, weights: Value, c: Value = c, s: Value = s) -> None:
-            if normed:
+            if normed and not turn.norm_last:
                 _normed(k, shape.width, head, weights, eps)
             if turn.kind != "none":
                 _rotate(k, turn, head, c, s)
+            if normed and turn.norm_last:
+                _normed(k, shape.width, head, weights, eps)
 
         is_query = unit.compare("slt", heads)
         is_value = unit.compare("sge", heads + kv_heads)

@@ -14,6 +14,7 @@ lies, never how it is summed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import kinetic.ir.math as kmath
 from kinetic.codegen.kernels.cpu.matmul import Epilogue, matmul
@@ -74,28 +75,53 @@ def _put(k: Kernel, value: Value, record: Value, offset: int) -> None:
 # -- routing -------------------------------------------------------------------------------
 
 
-def route_name(n_used: int, experts: int, *, norm: bool) -> str:
-    """`route_2of8[_norm]`."""
-    return f"route_{n_used}of{experts}" + ("_norm" if norm else "")
+@dataclass(frozen=True)
+class RouteShape:
+    """What a `route` kernel is specialised for: `n_used` of `experts`, and how they are chosen
+    and weighted, as the op's attributes say."""
+
+    n_used: int
+    experts: int
+    norm: bool = True
+    kind: str = "softmax"
+    biased: bool = False
+    scaled: bool = False
+
+    @property
+    def name(self) -> str:
+        """`route_2of8[_sigmoid][_bias][_norm][_scale]`."""
+        parts = {"sigmoid": self.kind == "sigmoid", "bias": self.biased}
+        parts |= {"norm": self.norm, "scale": self.scaled}
+        used = "".join(f"_{part}" for part, there in parts.items() if there)
+        return f"route_{self.n_used}of{self.experts}{used}"
 
 
-def route(target: CpuTarget, n_used: int, experts: int, *, norm: bool) -> Kernel:
-    """The plan operation of `route_name`: softmax, the best experts of each row, groups.
+def route(target: CpuTarget, shape: RouteShape) -> Kernel:
+    """`route_...`: shares of all experts, the best of each row, groups.
 
-    Arguments: logits, routing, bytes of a row, address of the row count.
+    Arguments: logits, routing, bytes of a row, address of the row count; where the shape has
+    them, the bias of the choice and the f32 scale of the weights.
     """
-    k = Kernel(route_name(n_used, experts, norm=norm), target)
+    k, (n_used, experts) = Kernel(shape.name, target), (shape.n_used, shape.experts)
     logits, routing, stride = k.argument("ptr"), k.argument("ptr"), k.argument()
     rows = k.load("i64", k.argument("ptr"), align=8)
+    bias = k.argument("ptr") if shape.biased else None
+    scale = k.argument("float") if shape.scaled else None
     vectors = -(-experts // 8)
     keys, share = k.alloca(I32, vectors), k.alloca(F32, vectors)
     tables = [k.alloca("i32", experts) for _ in range(3)]
 
     def row(t: Value) -> None:
-        _softmax(k, k.gep(logits, t * stride), experts, keys, share)
+        scores = k.gep(logits, t * stride)
+        if shape.kind == "sigmoid":
+            _sigmoid(k, scores, vectors, share)
+        else:
+            _softmax(k, scores, experts, share)
+        _rank(k, scores, experts, keys, None if bias is None else (share, bias))
         with k.loop(0, n_used):
             _take_best(k, keys, vectors)
-        _write_pairs(k, k.gep(routing, t * (n_used * RECORD)), n_used, experts, keys, share, norm)
+        records = k.gep(routing, t * (n_used * RECORD))
+        _write_pairs(k, records, shape, keys, share, scale)
 
     _draw_then_last(k, rows, row, lambda: _group(k, routing, rows, n_used, experts, tables))
     k.ret()
@@ -125,25 +151,43 @@ def _draw_then_last(
         last()
 
 
-def _softmax(k: Kernel, row: Value, experts: int, keys: Value, share: Value) -> None:
-    """Shares of all experts, and integer keys in the order of their logits."""
+def _sigmoid(k: Kernel, row: Value, vectors: int, share: Value) -> None:
+    """The sigmoid of each expert's logit."""
+    with k.loop(0, vectors) as v:
+        at = v.index << 5
+        k.store(kmath.sigmoid(MathOn(k), k.load(F32, row, at)), share, at, align=32)
+
+
+def _rank(
+    k: Kernel, row: Value, experts: int, keys: Value, biased: tuple[Value, Value] | None
+) -> None:
+    """Integer keys in the order of the logits, or of the (shares, bias) added."""
+    b, lanes = MathOn(k), k.vector("i32", range(8))
+    with k.loop(0, -(-experts // 8)) as v:
+        at = v.index << 5
+        if biased is None:
+            score = k.load(F32, row, at)
+        else:
+            score = k.load(F32, biased[0], at, align=32) + k.load(F32, biased[1], at)
+        bits = b.bits(score)
+        key = k.select(bits.compare("slt", 0), bits ^ 0x7FFFFFFF, bits)
+        key = k.select(score.compare("oeq", 0.0), k.zero(I32), key)
+        key = k.select(score.compare("uno", score), k.const(I32, _NAN_KEY), key)
+        index = k.splat((v.index << 3).cast("trunc", "i32"), 8) + lanes
+        key = k.select(index.compare("slt", experts), key, k.const(I32, _TAKEN))
+        k.store(key, keys, at, align=32)
+
+
+def _softmax(k: Kernel, row: Value, experts: int, share: Value) -> None:
+    """Shares of all experts."""
     b, vectors = MathOn(k), -(-experts // 8)
     with k.loop(1, experts, carry=[k.load("float", row)]) as e:
         top, logit = e.carried[0], k.load("float", row, e.index << 2)
         e.next = [k.select(top.compare("ogt", logit), top, logit)]
     largest = k.splat(e.results[0], 8)
-    lanes = k.vector("i32", range(8))
     with k.loop(0, vectors) as v:
         at = v.index << 5
-        logit = k.load(F32, row, at)
-        k.store(kmath.exp(b, logit - largest), share, at, align=32)
-        bits = b.bits(logit)
-        key = k.select(bits.compare("slt", 0), bits ^ 0x7FFFFFFF, bits)
-        key = k.select(logit.compare("oeq", 0.0), k.zero(I32), key)
-        key = k.select(logit.compare("uno", logit), k.const(I32, _NAN_KEY), key)
-        index = k.splat((v.index << 3).cast("trunc", "i32"), 8) + lanes
-        key = k.select(index.compare("slt", experts), key, k.const(I32, _TAKEN))
-        k.store(key, keys, at, align=32)
+        k.store(kmath.exp(b, k.load(F32, row, at) - largest), share, at, align=32)
     with k.loop(0, experts, carry=[k.const("float", 0.0)]) as e:
         e.next = [e.carried[0] + k.load("float", share, e.index << 2)]
     inverse = kmath.recip(b, k.splat(e.results[0], 8))
@@ -171,15 +215,14 @@ def _take_best(k: Kernel, keys: Value, vectors: int) -> None:
 def _write_pairs(
     k: Kernel,
     records: Value,
-    n_used: int,
-    experts: int,
+    shape: RouteShape,
     keys: Value,
     share: Value,
-    norm: bool,
+    scale: Value | None,
 ) -> None:
     """The taken experts and their shares, ascending, as the row's pairs."""
     nothing = [k.const("i64", 0), k.const("float", 0.0)]
-    with k.loop(0, experts, carry=nothing) as e:
+    with k.loop(0, shape.experts, carry=nothing) as e:
         pair, kept = e.carried
         taken = k.load("i32", keys, e.index << 2, align=4).compare("eq", _TAKEN)
         weight = k.load("float", share, e.index << 2, align=4)
@@ -188,14 +231,21 @@ def _write_pairs(
             _put(k, e.index, record, PAIR_EXPERT)
             k.store(weight, record, PAIR_SHARE, align=4)
         e.next = [pair + taken.cast("zext", "i64"), k.select(taken, kept + weight, kept)]
-    if not norm:
+    factors = []
+    if shape.norm:
+        kept, floor = e.results[1], k.const("float", EXPERT_SUM_FLOOR)
+        bounded = k.select(kept.compare("ogt", floor), kept, floor)
+        factors.append(kmath.recip(MathOn(k), k.splat(bounded, 8)).at(0))
+    if scale is not None:
+        factors.append(scale)
+    if not factors:
         return
-    kept, floor = e.results[1], k.const("float", EXPERT_SUM_FLOOR)
-    bounded = k.select(kept.compare("ogt", floor), kept, floor)
-    inverse = kmath.recip(MathOn(k), k.splat(bounded, 8)).at(0)
-    with k.loop(0, n_used) as j:
+    with k.loop(0, shape.n_used) as j:
         record = _record(k, records, j.index)
-        k.store(k.load("float", record, PAIR_SHARE, align=4) * inverse, record, PAIR_SHARE, align=4)
+        weight = k.load("float", record, PAIR_SHARE, align=4)
+        for factor in factors:
+            weight = weight * factor
+        k.store(weight, record, PAIR_SHARE, align=4)
 
 
 def _group(

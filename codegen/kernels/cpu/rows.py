@@ -119,16 +119,24 @@ def norm_factor(
     return kmath.rsqrt(MathOn(k), k.splat(mean, 8))
 
 
-def norm(target: CpuTarget, *, weighted: bool, block: int | None) -> Kernel:
-    """`norm[_unit][_quantize_B]`: RMS norm of each row, left as f32 or quantized.
+def norm_name(*, weighted: bool, block: int | None, heads: bool = False) -> str:
+    """`norm[_unit][_heads][_quantize_B]`."""
+    name = "norm" + ("" if weighted else "_unit") + ("_heads" if heads else "")
+    return name + (f"_quantize_{block}" if block else "")
 
-    Arguments: x, weights, out, bytes of a row, f32 1/n, f32 eps, address of the row count.
+
+def norm(target: CpuTarget, *, weighted: bool, block: int | None, heads: bool = False) -> Kernel:
+    """The RMS norm of each row, or with `heads` of each head of it, left as f32 or quantized.
+
+    Arguments: x, weights, out, bytes of a row, f32 1/n, f32 eps, address of the row count;
+    with `heads` the bytes are a head's, and their number follows.
     """
-    name = "norm" + ("" if weighted else "_unit") + (f"_quantize_{block}" if block else "")
-    k = Kernel(name, target)
+    k = Kernel(norm_name(weighted=weighted, block=block, heads=heads), target)
     x, w, out, width = (k.argument(t) for t in ("ptr", "ptr", "ptr", "i64"))
     inverse, eps = k.argument("float"), k.argument("float")
     rows = k.load("i64", k.argument("ptr"), align=8)
+    if heads:
+        rows = rows * k.argument()
     low, high = k.share(rows)
     with k.loop(low, high) as t:
         row = k.gep(x, t.index * width)
