@@ -17,6 +17,14 @@ SUPPORTED: dict[str, str] = {
     "qwen2": "kinetic.families.qwen2",
     "qwen3": "kinetic.families.qwen3",
     "gemma3": "kinetic.families.gemma3",
+    "qwen3moe": "kinetic.families.qwen3moe",
+    "granite": "kinetic.families.granite",
+    "granitemoe": "kinetic.families.granite",
+    "ernie4_5": "kinetic.families.ernie4_5",
+    "ernie4_5-moe": "kinetic.families.ernie4_5",
+    "olmo2": "kinetic.families.olmo2",
+    "exaone4": "kinetic.families.exaone4",
+    "hunyuan-dense": "kinetic.families.hunyuan_dense",
 }
 """The module of each architecture, by the file's `general.architecture`."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kinetic.families.config import Config
+from kinetic.families.config import Config, Experts
 from kinetic.ir.build import Builder
 from kinetic.ir.graph import CacheSpec, Graph, Node
 
@@ -51,12 +51,41 @@ def attention_out(b: Builder, heads: Node, cfg: Config) -> Node:
     return project(b, b.merge_heads(heads), "attn_output", cfg.n_embd, cfg.n_heads * cfg.v_dim)
 
 
-def gated_ffn(b: Builder, x: Node, cfg: Config, act: str = "silu") -> Node:
-    """`ffn_down(act(ffn_gate x) * (ffn_up x))`: `[T, D]` to `[T, D]`."""
-    gate = project(b, x, "ffn_gate", cfg.n_ff, cfg.n_embd)
-    up = project(b, x, "ffn_up", cfg.n_ff, cfg.n_embd)
-    h = b.mul(b.op(act, gate, name="ffn_act"), up, "ffn_glu")
-    return project(b, h, "ffn_down", cfg.n_embd, cfg.n_ff)
+def gated_ffn(
+    b: Builder, x: Node, cfg: Config, act: str = "silu", *, kind: str = "", width: int | None = None
+) -> Node:
+    """`ffn_down(act(ffn_gate x) * (ffn_up x))`: `[T, D]` to `[T, D]`.
+
+    The `kind` is the end of the weights' names: `_shexp` for an expert that all rows share.
+    """
+    n_ff = width or cfg.n_ff
+    gate = project(b, x, f"ffn_gate{kind}", n_ff, cfg.n_embd)
+    up = project(b, x, f"ffn_up{kind}", n_ff, cfg.n_embd)
+    h = b.mul(b.op(act, gate, name=f"ffn_act{kind}"), up, f"ffn_glu{kind}")
+    return project(b, h, f"ffn_down{kind}", cfg.n_embd, n_ff)
+
+
+def moe(b: Builder, x: Node, cfg: Config, experts: Experts) -> Node:
+    """The chosen experts of each row, their weights made to sum to 1, and the shared expert
+    where there is one: `[T, D]` to `[T, D]`. A bias `exp_probs_b` counts for the choice alone."""
+    e, f, d = experts.count, experts.width, cfg.n_embd
+    y = b.op(
+        "experts",
+        x,
+        b.weight("ffn_gate_inp.weight", (e, d)),
+        b.weight("ffn_gate_exps.weight", (e, f, d)),
+        b.weight("ffn_up_exps.weight", (e, f, d)),
+        b.weight("ffn_down_exps.weight", (e, d, f)),
+        b.maybe_weight("exp_probs_b.bias", (e,)),
+        name="ffn_moe",
+        n_used=experts.n_used,
+        router=experts.router,
+        weight_scale=experts.weight_scale,
+    )
+    if not experts.shared:
+        return y
+    shared = gated_ffn(b, x, cfg, kind="_shexp", width=experts.shared)
+    return b.add(y, shared, "ffn_out")
 
 
 def embedding(b: Builder, cfg: Config) -> tuple[Node, Node]:

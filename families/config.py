@@ -83,6 +83,10 @@ class Hyper:
             raise self._wrong(full, value, "a finite number")
         return float(str(np.float32(value)))
 
+    def flag(self, key: str, default: bool) -> bool:
+        """Yes or no."""
+        return self.file.get_bool(self._key(key), default)
+
     def word(self, key: str, default: str) -> str:
         """A word."""
         return self.file.get_str(self._key(key), default)
@@ -167,6 +171,32 @@ class Rope:
             return Rope(kind, rot, base, scaling, factor, orig, magnitude)
         raise UnsupportedError(
             f"{display_path(h.file.path)}: rope scaling {printable(scaling)} is not supported yet"
+        )
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture in place of the feed-forward: `n_used` of `count` experts for each row, each
+    `width` wide, and one of `shared` width (0: none) that every row meets."""
+
+    count: int
+    n_used: int
+    width: int
+    shared: int = 0
+    router: str = "softmax"
+    weight_scale: float = 1.0
+
+    @staticmethod
+    def read(h: Hyper, width: int) -> Experts:
+        """From `expert_*`; `width` is that of the feed-forward, for files that give no other."""
+        count, n_used = h.count("expert_count"), h.count("expert_used_count", 0, least=0)
+        if not 1 <= n_used <= count:
+            raise h.wrong("expert_used_count", f"between 1 and {count}")
+        return Experts(
+            count,
+            n_used,
+            h.count("expert_feed_forward_length", width),
+            h.count("expert_shared_feed_forward_length", 0, least=0),
         )
 
 

@@ -15,13 +15,14 @@ from kinetic.families.common import (
     finish,
     gated_ffn,
     logits,
+    moe,
     norm,
     qkv,
 )
-from kinetic.families.config import Config
+from kinetic.families.config import Config, Experts
 from kinetic.ir.build import Builder
 from kinetic.ir.gguf import GGUFFile
-from kinetic.ir.graph import Graph, Node
+from kinetic.ir.graph import Graph
 
 
 def build(file: GGUFFile) -> Graph:
@@ -30,10 +31,8 @@ def build(file: GGUFFile) -> Graph:
     Raises: ModelFileError, UnsupportedError.
     """
     b, cfg = Builder(file), Config.read(file, rope_kind="norm")
-    n_experts = cfg.h.count("expert_count", 0, least=0)
-    n_used = cfg.h.count("expert_used_count", 0, least=0)
-    if not 0 <= n_used <= n_experts or (n_experts and not n_used):
-        raise cfg.h.wrong("expert_used_count", f"between 1 and {n_experts}")
+    mixed = cfg.h.count("expert_count", 0, least=0) or cfg.h.count("expert_used_count", 0, least=0)
+    experts = Experts.read(cfg.h, cfg.n_ff) if mixed else None
 
     caches = {}
     x, table = embedding(b, cfg)  # [T, D]
@@ -48,21 +47,6 @@ def build(file: GGUFFile) -> Graph:
             a = b.attention(q, k, v, scale=1 / sqrt(cfg.head_dim), cache=f"blk.{i}")
             x = b.add(x, attention_out(b, a, cfg), "attn_residual")
             h = norm(b, x, "ffn_norm", cfg)
-            y = moe(b, h, cfg, n_experts, n_used) if n_experts else gated_ffn(b, h, cfg)
+            y = moe(b, h, cfg, experts) if experts else gated_ffn(b, h, cfg)
             x = b.add(x, y, "ffn_residual")
     return finish(b, cfg, logits(b, x, table, cfg), caches)
-
-
-def moe(b: Builder, x: Node, cfg: Config, n_experts: int, n_used: int) -> Node:
-    """Mixtral's feed-forward: the weights of the chosen experts are made to sum to 1."""
-    e, f, d = n_experts, cfg.n_ff, cfg.n_embd
-    return b.op(
-        "experts",
-        x,
-        b.weight("ffn_gate_inp.weight", (e, d)),
-        b.weight("ffn_gate_exps.weight", (e, f, d)),
-        b.weight("ffn_up_exps.weight", (e, f, d)),
-        b.weight("ffn_down_exps.weight", (e, d, f)),
-        name="ffn_moe",
-        n_used=n_used,
-    )

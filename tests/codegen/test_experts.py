@@ -209,7 +209,7 @@ def routed(
         "logits": logits,
         "x": rng.standard_normal((len(logits), 8)),
         "w": rng.standard_normal((16, 24, 8)),
-        "bias": rng.standard_normal((1, 16)) / 4,
+        "bias": rng.standard_normal(16) / 4,
     }
     b, memory = Builder(), Memory()
     for key, value in values.items():

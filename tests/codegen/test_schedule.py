@@ -387,7 +387,7 @@ def test_heads_are_normed_outside_of_attention(name: str) -> None:
     x = b.embed(b.tokens(), b.declare("x", "F32", (T, 64)), name="x")
     heads = b.split_heads(x, 4, name="h")
     normed = {
-        part: b.merge_heads(b.rms_norm(heads, w, 1e-6, name=f"{part} norm"), name=part)
+        part: b.merge_heads(b.rms_norm(heads, w, 1e-6, name=f"{part}_norm"), name=part)
         for part, w in (("plain", None), ("weighted", b.declare("w", "F32", (16,))))
     }
     graph = graph_of(normed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import sqrt
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,6 +40,14 @@ VARIANTS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
     "qwen2": ("qwen2", {}, {}),
     "qwen3": ("qwen3", {}, {}),
     "gemma3": ("gemma3", {"n_layers": 3, "softcap": 30.0}, {}),
+    "qwen3moe": ("qwen3moe", {}, {}),
+    "granite": ("granite", {}, {}),
+    "granitemoe": ("granitemoe", {}, {}),
+    "ernie4_5": ("ernie4_5", {}, {}),
+    "ernie4_5-moe": ("ernie4_5-moe", {"n_layers": 2}, {}),
+    "olmo2": ("olmo2", {"n_layers": 2}, {}),
+    "exaone4": ("exaone4", {"rope_freqs": True}, {}),
+    "hunyuan-dense": ("hunyuan-dense", {}, {"hunyuan-dense.rope.scaling.alpha": 1000.0}),
 }
 
 
@@ -89,6 +98,55 @@ def test_gemma3_27b_scales_by_model_width(tmp_path):
         graph = tiny(tmp_path, "gemma3", n_layers=layers, **dims)
         scales = {n.get("scale", float) for n in graph if n.op == "attention"}
         assert scales == {1 / sqrt(width)}
+
+
+def test_exaone4_slides_only_with_64_layers(tmp_path):
+    key, dims = "exaone4.attention.sliding_window", {"n_embd": 32, "n_ff": 32, "head_dim": 8}
+    dims |= {"formats": "F32", "n_vocab": 288}
+    graph = tiny(tmp_path, "exaone4", {key: 9}, n_layers=64, **dims)
+    assert [c.window for c in graph.meta.caches.values()] == [9, 9, 9, None] * 16
+    assert sum(n.op == "rope" for n in graph) == 2 * 48
+    graph = tiny(tmp_path, "exaone4", {key: 9}, n_layers=4, **dims)
+    assert {c.window for c in graph.meta.caches.values()} == {None}
+    assert sum(n.op == "rope" for n in graph) == 2 * 4
+    wrong = {f"{key}_pattern": np.array([True, False] * 32)}
+    with pytest.raises(ModelFileError, match="expected each 4th layer full"):
+        tiny(tmp_path, "exaone4", wrong, n_layers=64, **dims)
+
+
+def test_granite_multipliers_may_be_left_out(tmp_path):
+    """A missing one changes nothing; only the logits' divisor must be there."""
+    names = ("embedding_scale", "residual_scale", "attention.scale")
+    none = {f"granite.{name}": None for name in names}
+    graph = tiny(tmp_path, "granite", none | {"granite.rope.scaling.finetuned": False})
+    assert [n.get("value", float) for n in graph if n.op == "scale"] == [1 / 1.5]
+    assert [n.get("scale", float) for n in graph if n.op == "attention"] == [1 / 8]
+    assert not any(n.op == "rope" for n in graph)
+    for value, error in ((None, "logit_scale is missing"), (0.0, "other than 0")):
+        with pytest.raises(ModelFileError, match=error):
+            tiny(tmp_path, "granite", {"granite.logit_scale": value})
+
+
+def test_ernie_layers_that_are_mixtures(tmp_path):
+    graph = tiny(tmp_path, "ernie4_5-moe", n_layers=3)
+    assert sum(n.op == "experts" for n in graph) == 2
+    step = {"ernie4_5-moe.interleave_moe_layer_step": 2, "ernie4_5-moe.block_count": 2}
+    graph = tiny(tmp_path, "ernie4_5-moe", step, n_layers=2)
+    assert sum(n.op == "experts" for n in graph) == 1
+
+
+@pytest.mark.parametrize(
+    ("arch", "key", "value"),
+    [
+        ("qwen3moe", "expert_weights_scale", 2.5),
+        ("ernie4_5-moe", "expert_gating_func", 2),
+        ("olmo2", "rope.freq_base_swa", 5e5),
+        ("hunyuan-dense", "attention.sliding_window", 64),
+    ],
+)
+def test_what_a_family_lacks_is_named(tmp_path, arch, key, value):
+    with pytest.raises(UnsupportedError, match=key):
+        tiny(tmp_path, arch, {f"{arch}.{key}": value})
 
 
 def test_head_width_defaults_to_the_model_width_over_the_heads(tmp_path):
@@ -186,9 +244,9 @@ def test_a_wrong_shape_says_expected_and_got(tmp_path):
 
 def test_a_format_that_is_not_there_is_named(tmp_path):
     def change(shapes):
-        return {"blk.0.ffn_up.weight": (20, 64 * 64 // 32 * 18)}  # IQ4_NL
+        return {"blk.0.ffn_up.weight": (28, 64 * 64 * 8)}  # F64
 
-    with pytest.raises(UnsupportedError, match=r"ffn_up.weight is stored as IQ4_NL"):
+    with pytest.raises(UnsupportedError, match=r"ffn_up.weight is stored as F64"):
         written(tmp_path, change)
 
 
@@ -229,3 +287,11 @@ def test_any_settings_build_or_fail_in_one_sentence(tmp_path, data, arch):
         verify(build(file))
     except KineticError as error:
         assert "\n" not in str(error)
+
+
+def test_the_docs_show_qwen3_as_it_is():
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "add-a-family.md").read_text(encoding="utf-8")
+    shown = page.split("```python\n")[1].split("```")[0].split("\n", 1)[1]
+    assert shown in (root / "families" / "qwen3.py").read_text(encoding="utf-8")
+    assert all(f"`{arch}`" in page for arch in SUPPORTED)

@@ -22,7 +22,26 @@ from support.gguf_writer import Tensor, write_gguf
 from kinetic.ir.quant import FORMATS, decode
 from kinetic.ir.quant.base import BlockFormat, Format
 
-ARCHS = ("llama", "qwen2", "qwen3", "gemma3")
+FIRST = ("llama", "qwen2", "qwen3", "gemma3")
+"""Families whose words are frozen in every format; of the others, in one format of a kind."""
+FEW_FORMATS = ("F32", "Q8_0", "Q4_K")
+MIXTURES = ("qwen3moe", "granitemoe", "ernie4_5-moe")
+POST_NORM = ("olmo2", "exaone4")
+"""Norms stand after each half of a layer, not before."""
+HEAD_NORM = ("qwen3", "gemma3", "qwen3moe", "exaone4", "hunyuan-dense")
+SHARED_EXPERT = ("granitemoe", "ernie4_5-moe")
+ARCHS = (
+    *FIRST,
+    "qwen3moe",
+    "granite",
+    "granitemoe",
+    "ernie4_5",
+    "ernie4_5-moe",
+    "olmo2",
+    "exaone4",
+    "hunyuan-dense",
+)
+"""A new family goes to the end: its place seeds its weights."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +56,14 @@ class Dims:
     head_dim: int = 64
     n_vocab: int = 320
     n_ctx: int = 1024
-    window: int = 16  # gemma3
-    pattern: int = 2  # gemma3
+    window: int = 16  # gemma3, olmo2
+    pattern: int = 2  # gemma3, olmo2
     softcap: float = 0.0  # gemma3
     tied: bool | None = None  # None: as the family's small models are
     fused_qkv: bool = False  # llama
     bias: bool = False  # llama
     rope_freqs: bool = False  # llama
-    n_experts: int = 0  # llama
+    n_experts: int = 0  # llama; 0 means 4 in mixtures
     n_experts_used: int = 2
 
 
@@ -148,7 +167,9 @@ def tensor_shapes(arch: str, s: Dims) -> dict[str, tuple[int, ...]]:
     if s.rope_freqs:
         out["rope_freqs.weight"] = (s.head_dim // 2,)
     for i in range(s.n_layers):
-        layer: dict[str, tuple[int, ...]] = {"attn_norm.weight": (d,), "ffn_norm.weight": (d,)}
+        layer: dict[str, tuple[int, ...]] = {}
+        if arch not in POST_NORM:
+            layer |= {"attn_norm.weight": (d,), "ffn_norm.weight": (d,)}
         if s.fused_qkv:
             layer["attn_qkv.weight"] = (q + 2 * kv, d)
         else:
@@ -157,19 +178,30 @@ def tensor_shapes(arch: str, s: Dims) -> dict[str, tuple[int, ...]]:
             layer["attn_qkv.bias"] = (q + 2 * kv,)
         elif arch == "qwen2" or s.bias:
             layer |= {"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
-        if arch in ("qwen3", "gemma3"):
+        if arch == "olmo2":
+            layer |= {"attn_q_norm.weight": (q,), "attn_k_norm.weight": (kv,)}
+        elif arch in HEAD_NORM:
             layer |= {"attn_q_norm.weight": (s.head_dim,), "attn_k_norm.weight": (s.head_dim,)}
-        if arch == "gemma3":
+        if arch == "gemma3" or arch in POST_NORM:
             layer |= {"post_attention_norm.weight": (d,), "post_ffw_norm.weight": (d,)}
         layer["attn_output.weight"] = (d, q)
-        if s.n_experts:
-            e = s.n_experts
+        if (e := n_experts(arch, s)) and not (arch == "ernie4_5-moe" and i == 0):
             layer |= {"ffn_gate_inp.weight": (e, d), "ffn_gate_exps.weight": (e, f, d)}
             layer |= {"ffn_up_exps.weight": (e, f, d), "ffn_down_exps.weight": (e, d, f)}
+            if arch in SHARED_EXPERT:
+                layer |= {"ffn_gate_shexp.weight": (f, d), "ffn_up_shexp.weight": (f, d)}
+                layer["ffn_down_shexp.weight"] = (d, f)
+            if arch == "ernie4_5-moe":
+                layer["exp_probs_b.bias"] = (e,)
         else:
             layer |= {"ffn_gate.weight": (f, d), "ffn_up.weight": (f, d), "ffn_down.weight": (d, f)}
         out |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
     return out
+
+
+def n_experts(arch: str, s: Dims) -> int:
+    """Experts of a layer that has them."""
+    return s.n_experts or (4 if arch in MIXTURES else 0)
 
 
 def hyper(arch: str, s: Dims) -> dict[str, object]:
@@ -189,14 +221,23 @@ def hyper(arch: str, s: Dims) -> dict[str, object]:
         f"{arch}.rope.dimension_count": s.head_dim,
         f"{arch}.rope.freq_base": 10000.0 if arch == "llama" else 1000000.0,
     }
-    if arch == "gemma3":
+    if arch in ("gemma3", "olmo2"):
         keys[f"{arch}.attention.sliding_window"] = s.window
         keys[f"{arch}.attention.sliding_window_pattern"] = s.pattern
         if s.softcap:
             keys[f"{arch}.final_logit_softcapping"] = s.softcap
-    if s.n_experts:
-        keys[f"{arch}.expert_count"] = s.n_experts
+    if arch in ("granite", "granitemoe"):
+        keys[f"{arch}.embedding_scale"], keys[f"{arch}.residual_scale"] = 2.0, 0.7
+        keys[f"{arch}.attention.scale"], keys[f"{arch}.logit_scale"] = 0.11, 1.5
+    if n_experts(arch, s):
+        keys[f"{arch}.expert_count"] = n_experts(arch, s)
         keys[f"{arch}.expert_used_count"] = s.n_experts_used
+    if arch in MIXTURES and arch != "granitemoe":
+        keys[f"{arch}.expert_feed_forward_length"] = s.n_ff
+    if arch in SHARED_EXPERT:
+        keys[f"{arch}.expert_shared_feed_forward_length"] = s.n_ff
+    if arch == "ernie4_5-moe":
+        keys[f"{arch}.leading_dense_block_count"], keys[f"{arch}.interleave_moe_layer_step"] = 1, 1
     return keys
 
 

@@ -1,0 +1,67 @@
+"""Granite 3 and 4 without recurrent layers: Llama with four multipliers of its own.
+
+`granite` has a SwiGLU in each layer, `granitemoe` experts (and, from a size the file gives, one
+expert that all rows share). The embedding, both halves of a layer and the scores have a scale
+from the file; the logits are divided by one.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+
+from kinetic.families.common import (
+    attention_out,
+    embedding,
+    finish,
+    gated_ffn,
+    logits,
+    moe,
+    norm,
+    qkv,
+)
+from kinetic.families.config import Config, Experts
+from kinetic.ir.build import Builder
+from kinetic.ir.gguf import GGUFFile
+from kinetic.ir.graph import Graph, Node
+
+
+def build(file: GGUFFile) -> Graph:
+    """The graph of a granite or granitemoe file.
+
+    Raises: ModelFileError, UnsupportedError.
+    """
+    b, cfg = Builder(file), Config.read(file, rope_kind="norm")
+    experts = Experts.read(cfg.h, cfg.n_ff) if cfg.h.arch == "granitemoe" else None
+    divisor = cfg.h.number("logit_scale")
+    if divisor == 0:
+        raise cfg.h.wrong("logit_scale", "a number other than 0")
+    embed_scale = cfg.h.number("embedding_scale", 0.0) or 1.0  # 0 means none, as for the rest
+    residual_scale = cfg.h.number("residual_scale", 0.0) or 1.0
+    scale = cfg.h.number("attention.scale", 0.0) or 1 / sqrt(cfg.head_dim)
+    turns = cfg.h.flag("rope.scaling.finetuned", True)  # the converter's word for "has rope"
+
+    caches = {}
+    x, table = embedding(b, cfg)
+    x = scaled(b, x, embed_scale, "inp_scaled")  # [T, D]
+    factors = b.maybe_weight("rope_freqs.weight", (cfg.rope.rot // 2,)) if turns else None
+    for i in range(cfg.n_layers):
+        with b.scope(f"blk.{i}"):
+            caches[f"blk.{i}"] = cfg.cache()
+            h = norm(b, x, "attn_norm", cfg)
+            q, k, v = qkv(b, h, cfg)  # [T, H, Dh], [T, Hkv, Dh], [T, Hkv, Dv]
+            if turns:
+                q = b.rope(q, factors, "q_rope", **cfg.rope.attrs())
+                k = b.rope(k, factors, "k_rope", **cfg.rope.attrs())
+            a = b.attention(q, k, v, scale=scale, cache=f"blk.{i}")
+            y = scaled(b, attention_out(b, a, cfg), residual_scale, "attn_scaled")
+            x = b.add(x, y, "attn_residual")
+            h = norm(b, x, "ffn_norm", cfg)
+            y = moe(b, h, cfg, experts) if experts else gated_ffn(b, h, cfg)
+            x = b.add(x, scaled(b, y, residual_scale, "ffn_scaled"), "ffn_residual")
+    raw = logits(b, x, table, cfg, "logits_raw")
+    return finish(b, cfg, b.scale(raw, 1 / divisor, "logits"), caches)
+
+
+def scaled(b: Builder, x: Node, value: float, name: str) -> Node:
+    """`x * value`, and `x` itself where that changes nothing."""
+    return x if value == 1 else b.scale(x, value, name)
