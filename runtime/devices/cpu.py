@@ -191,6 +191,13 @@ class CpuDevice:
             for name in self._raw:
                 self._source.advise_dontneed(name)
 
+    def replay(self, first: int, last: int) -> None:
+        """Run launches `first` to `last` of the last step again: a kernel alone, to measure it.
+
+        Only for launches that do not read the step's tokens and tables, such as products.
+        """
+        self._pool.run(self._plan[first:last].copy())
+
     def output(self, name: str, count: int) -> npt.NDArray[np.float32]:
         """The first `count` rows of an output: a view that the next step overwrites."""
         out = self.program.outputs[name]
