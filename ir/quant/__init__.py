@@ -63,9 +63,6 @@ _ALL: tuple[Format, ...] = (
 FORMATS: dict[str, Format] = {fmt.name: fmt for fmt in _ALL}
 """Formats by ggml's name that a model may use."""
 
-DECLARED = FORMATS
-"""The same: every declared format has kernels."""
-
 _BY_ID: dict[int, Format] = {fmt.ggml_id: fmt for fmt in _ALL}
 
 
@@ -103,7 +100,8 @@ def doc_table() -> str:
         bits = f"{fmt.bits_per_weight:.4g}"
         if isinstance(fmt, BlockFormat):
             minimum = {0: "", 1: "per block", -1: "per group"}[fmt.min_sign]
-            lines.append(f"| {fmt.name} | {bits} | {fmt.values} | {fmt.group_values} | {minimum} |")
+            shared = fmt.update or fmt.group_values
+            lines.append(f"| {fmt.name} | {bits} | {fmt.values} | {shared} | {minimum} |")
         else:
             lines.append(f"| {fmt.name} | {bits} | 1 | | |")
     return "\n".join(lines) + "\n"

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cpu_device import TARGETS, Floats, canonical, same_words, target
 from support.golden import check_golden
-from support.tiny_models import ARCHS, FEW_FORMATS, FIRST, tiny_model
+from support.tiny_models import ARCHS, FIRST, tiny_model
 
 from kinetic.codegen.pipeline import compile_graph
 from kinetic.codegen.targets.llvm_x86 import CpuTarget, cpu_target
@@ -179,14 +179,15 @@ def test_variants_give_the_references_words(label: str, tmp_path: Path, objects:
 def test_words_are_the_frozen_ones(tmp_path: Path, golden_dir: Path, objects: Path) -> None:
     """This machine's best class; a word that changes is a change of `kinetic-arith-1`."""
     found = {}
-    for arch in ARCHS:
-        for fmt in FORMATS if arch in FIRST else FEW_FORMATS:
-            size = {"n_vocab": 288} if FORMATS[fmt].values > 32 else SMALL
-            path = tiny_model(arch, tmp_path / "m.gguf", formats=fmt, n_layers=2, **size)
-            with engine(path, cpu_target(), objects) as run:
-                logits = all_rows(run, TOKENS[:80].tolist())
-            assert np.isfinite(logits).all() and logits.std() > 0.5
-            found[f"{arch} {fmt}"] = blake3(canonical(logits).tobytes()).hexdigest()[:32]
+    for label in json.loads((golden_dir / "ir" / "logits.json").read_text()):
+        arch, fmt = label.split()
+        size = {"n_vocab": 288} if FORMATS[fmt].values > 32 else SMALL
+        path = tiny_model(arch, tmp_path / "m.gguf", formats=fmt, n_layers=2, **size)
+        with engine(path, cpu_target(), objects) as run:
+            logits = all_rows(run, TOKENS[:80].tolist())
+        assert np.isfinite(logits).all() and logits.std() > 0.5
+        found[label] = blake3(canonical(logits).tobytes()).hexdigest()[:32]
+    assert {label.split()[1] for label in found} == set(FORMATS)
     check_golden(golden_dir / "logits" / "hashes.json", json.dumps(found, indent=1) + "\n")
 
 
@@ -344,6 +345,26 @@ QUANTIZED = {
     "q-gemma3-q5_k": (0.0562, 3.1e-05),
     "q-llamamoe-q4_0": (0.0464, 9.2e-04),
     "q-llamamoe-q4_k": (0.0646, 1.4e-03),
+    "q-llama-iq1_m": (0.0890, 2.7e-03),
+    "q-llama-iq1_s": (0.0683, 1.9e-03),
+    "q-llama-iq2_s": (0.0706, 2.0e-03),
+    "q-llama-iq2_xs": (0.0689, 1.8e-03),
+    "q-llama-iq2_xxs": (0.0701, 1.6e-03),
+    "q-llama-iq3_s": (0.0700, 2.0e-03),
+    "q-llama-iq3_xxs": (0.0679, 1.7e-03),
+    "q-llama-iq4_nl": (0.0439, 7.9e-04),
+    "q-llama-iq4_xs": (0.0640, 1.6e-03),
+    "q-llama-mxfp4": (0.0411, 7.1e-04),
+    "q-llama-nvfp4": (0.0425, 6.5e-04),
+    "q-llama-q1_0": (0.0246, 2.5e-04),
+    "q-llama-q2_0": (0.0479, 8.2e-04),
+    "q-llama-q2_k": (0.0685, 1.7e-03),
+    "q-llama-q3_k": (0.0632, 1.7e-03),
+    "q-llama-tq1_0": (0.0687, 1.9e-03),
+    "q-llama-tq2_0": (0.0687, 1.9e-03),
+    "q-llamamoe-iq2_xxs": (0.0723, 2.2e-03),
+    "q-llamamoe-iq4_xs": (0.1273, 6.0e-03),
+    "q-llamamoe-mxfp4": (0.1193, 7.1e-03),
 }
 """How far llama.cpp's own quantized run is from the run on the same weights as F32: rms, mean
 KL divergence."""

@@ -44,8 +44,12 @@ def blocks_of(name: str, scale: int) -> int:
     return scale * (fmt.values if isinstance(fmt, BlockFormat) else 8)
 
 
+JOINED = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q4_K", "Q6_K", "IQ4_NL", "NVFP4")
+"""Formats tested with every epilogue, which is the same code for all: one of each shape."""
+
+
 def products(scale: int, outs: int) -> Graph:
-    """For each format: the product alone, with a bias, and joined to a residual."""
+    """For each format the product alone; for some with a bias, and joined to a residual."""
     b = Builder()
     found: dict[str, Node] = {}
     for name in FORMATS:
@@ -54,8 +58,10 @@ def products(scale: int, outs: int) -> Graph:
             b.tokens(), b.declare(f"x{columns}", "F32", (ROWS, columns)), name=f"x{columns}"
         )
         w = b.declare(f"w_{name}", name, (outs, columns))
-        bias = b.declare("bias", "F32", (outs,))
         y = found[name] = b.linear(x, w, name=f"y_{name}")
+        if name not in JOINED:
+            continue
+        bias = b.declare("bias", "F32", (outs,))
         found[f"{name} bias"] = b.linear(x, w, bias, name=f"y_bias_{name}")
         # One residual is read again and must be copied, the other is taken over.
         other = b.linear(x, b.declare(f"v_{name}", name, (outs, columns)), name=f"v_{name}")

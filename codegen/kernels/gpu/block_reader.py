@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kinetic.codegen.kernels.builder import I32, U32, Array, Builder, Type, Value
 from kinetic.errors import UnsupportedError
-from kinetic.ir.quant.base import RUN, BitMask, BlockFormat, Plane
+from kinetic.ir.quant.base import RUN, AnyPlane, BitMask, BlockFormat, Plane
 
 RUN_WORDS = RUN // 4
 """Words of four codes that hold a run."""
@@ -15,8 +15,12 @@ BYTES = 0x01010101
 def word_type(fmt: BlockFormat) -> Type:
     """Widest element that blocks of a format are aligned to.
 
-    *Raises*: `UnsupportedError` for blocks of an odd size.
+    *Raises*: `UnsupportedError` for blocks of an odd size or of a kind not read here.
     """
+    if not can_read(fmt) and fmt.nbytes % 2 == 0:
+        raise UnsupportedError(
+            f"the GPU kernels do not multiply by {fmt.name} yet; run this model on the CPU"
+        )
     if fmt.nbytes % 2:
         raise UnsupportedError(
             f"the GPU kernels read weights by 16 bits, but a {fmt.name} block has {fmt.nbytes} "
@@ -115,13 +119,14 @@ class BlockReader:
         """What `codes` still lacks: `q = code - zero`."""
         return self._fmt.zero - (0x80 if self._fmt.bits == 8 else 0)
 
-    def _plane_word(self, plane: Plane | BitMask, run: int, index: int) -> Value:
+    def _plane_word(self, plane: AnyPlane, run: int, index: int) -> Value:
         """One plane's share of codes `4 * index ...` of a run, in its place."""
         if isinstance(plane, BitMask):
             bits = self.half(plane.offset + 2 * run) >> (4 * index)
             # Bit i of four goes to byte i: the products of 1, 2^7, 2^14, 2^21 do not overlap.
             word = ((bits & 0xF) * 0x00204081) & BYTES
         else:
+            assert isinstance(plane, Plane), "`word_type` refuses the others"
             offset, shift = plane.at(run)
             word = self.word(offset + 4 * index)
             word = word >> shift if shift else word
