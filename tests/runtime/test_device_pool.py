@@ -20,6 +20,7 @@ from kinetic.ir.build import Builder
 from kinetic.ir.program import Program
 from kinetic.ir.reference import Reference, rows
 from kinetic.runtime.devices.cpu import CpuDevice
+from kinetic.runtime.devices.weights import LoadOptions
 
 ROWS = 40
 
@@ -245,8 +246,7 @@ def test_loading_tells_how_far_it_is() -> None:
     small.put("b", "F16", (20, 64), np.ones((20, 64), np.float16).view(np.uint8))
     made = compile_for("scalar", graph_of({"y": y, "z": z}))
     seen: list[tuple[str, int, int]] = []
-    CpuDevice(
-        made, small, threads=1, n_ctx=64, n_pages=1, progress=lambda *a: seen.append(a)
-    ).close()
+    load = LoadOptions(progress=lambda *a: seen.append(a))
+    CpuDevice(made, small, threads=1, n_ctx=64, n_pages=1, load=load).close()
     assert seen[-1][1] == seen[-1][2] == sum(w.nbytes for w in made.packed)
     assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
