@@ -27,14 +27,15 @@ from kinetic.errors import ContextError, UnsupportedError, UsageError
 from kinetic.ir.gguf import GGUFFile
 from kinetic.ir.graph import Graph
 from kinetic.ir.program import Launch, Program
-from kinetic.runtime.cpus import default_threads
+from kinetic.runtime.cpus import default_threads, usable_cpus
 from kinetic.runtime.devices.cpu import CpuDevice
 from kinetic.runtime.devices.weights import LoadOptions, Progress
 from kinetic.runtime.engine import Engine
 from kinetic.runtime.memory import Memory, context_that_fits, memory_of, usable_memory
 from kinetic.runtime.repack_cache import DEFAULT_LIMIT, CacheEntry, entry_key
-from kinetic.runtime.sampling import Sampler, SamplingParams
+from kinetic.runtime.sampling import DRY_BREAKERS, Sampler, SamplingParams
 from kinetic.runtime.sequence import Sequence
+from kinetic.text.breakers import token_sequences
 from kinetic.text.chat_template import ChatTemplate
 from kinetic.text.tokenizer import Tokenizer
 from kinetic.text.vocab import Metadata
@@ -44,6 +45,8 @@ __all__ = ["Model", "Piece", "SamplingParams", "Stats", "show", "show_names"]
 DEFAULT_CTX = 32768
 """Context without `-c`, unless the model was trained on less."""
 CPU_NAME = "the CPU"
+_PROMPT_SETS = {"self", "messages", "tools", "add_generation_prompt"}
+"""Variables of a chat template that are not the caller's to set."""
 KV_TYPES = ("f16", "f32")
 """What the cache may hold."""
 
@@ -79,6 +82,7 @@ class Model:
         metadata = cast(Metadata, file)  # its getters are generic in the default's type
         self.tokenizer = Tokenizer.from_gguf(metadata)
         self.chat_template = ChatTemplate.from_gguf(metadata, self.tokenizer)
+        self._breakers: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
         self.load_seconds = 0.0
         self.last_stats: Stats | None = None
 
@@ -128,7 +132,13 @@ class Model:
         if threads is not None and threads < 1:
             raise UsageError(f"{threads} threads cannot run a model; give -t at least 1")
         target = cpu_target(device_class)
-        threads = default_threads() if threads is None else threads
+        usable = len(usable_cpus())
+        if threads is None:
+            threads = default_threads()
+        elif threads > usable:
+            # Threads meet after every operation: one that waits for a CPU holds up all.
+            _notice(f"{threads} threads on {usable} usable CPUs would be slower; using {usable}")
+            threads = usable
         _debug(1, f"device {target.device_class} ({target.cpu}, {target.dot}), {threads} threads")
         file = GGUFFile.open(path, in_memory=not mmap)
         graph = families.build(file)
@@ -167,10 +177,21 @@ class Model:
     ) -> list[int]:
         """Token ids of one user message in the model's chat template.
 
-        `raw`, or a model without a template, continues the text as it is.
+        `raw` takes the text as the whole prompt, control tokens in it included. A model
+        without a template continues the text, in which control tokens are then only text.
+
+        *Raises* `UsageError` where `template_kwargs` names what the prompt itself sets.
         """
-        if raw or self.chat_template is None:
+        if raw:
+            return self.tokenizer.encode_prompt(text)
+        if self.chat_template is None:
             return self.tokenizer.encode_prompt(text, [(0, len(text))])
+        taken = _PROMPT_SETS & (template_kwargs or {}).keys()
+        if taken:
+            raise UsageError(
+                f"the chat template's variable {min(taken)!r} is set by the prompt itself; "
+                "leave it out of the template's variables"
+            )
         messages: list[dict[str, object]] = []
         if system is not None:
             messages.append({"role": "system", "content": system})
@@ -204,13 +225,25 @@ class Model:
                 f"the prompt has {len(prompt)} tokens and the context holds {self.n_ctx}; "
                 "shorten it or raise -c"
             )
-        sampler = Sampler(params or SamplingParams(), self.graph.meta.n_vocab)
+        sampler = Sampler(self._resolved(params or SamplingParams()), n_vocab)
         sequence = self.engine.new_sequence()
         stats = self.last_stats = Stats(prompt_tokens=len(prompt))
         try:
             yield from self._answer(prompt, sampler, sequence, stats, max_tokens, stop)
         finally:
             sequence.close()
+
+    def _resolved(self, params: SamplingParams) -> SamplingParams:
+        """The settings with the texts of DRY's breakers as token sequences."""
+        if not params.dry:
+            return params
+        given = params.dry_sequence_breakers
+        breakers = DRY_BREAKERS if given is None else given
+        texts = tuple(b for b in breakers if isinstance(b, str))
+        ids = tuple(b for b in breakers if not isinstance(b, str))
+        if texts not in self._breakers:
+            self._breakers[texts] = token_sequences(self.tokenizer, texts)
+        return params.with_overrides(dry_sequence_breakers=ids + self._breakers[texts])
 
     def _answer(
         self,

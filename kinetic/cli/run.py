@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     prompt_ids = model.encode_prompt(
         prompt,
         system=options.system,
-        raw=options.raw or not has_template,
+        raw=options.raw,
         template_kwargs=template_kwargs,
     )
     if not prompt_ids:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kinetic.errors import InternalError
 from kinetic.runtime.sampling.params import SamplingParams
 from kinetic.runtime.sampling.penalties import Floats, Ids, last
 
@@ -26,7 +27,10 @@ class Dry:
         self.longest = self.allowed + len(self.powers) - 1
         """Matches are counted no further: the penalty has reached its cap."""
         self.tails: dict[int, list[tuple[int, ...]]] = {}
-        for head, *tail in params.dry_sequence_breakers:
+        for breaker in params.dry_sequence_breakers or ():
+            if isinstance(breaker, str):
+                raise InternalError(f"the DRY breaker {breaker!r} reached the sampler as text")
+            head, *tail = breaker
             self.tails.setdefault(head, []).append(tuple(tail))
         for tails in self.tails.values():
             tails.sort(key=len, reverse=True)

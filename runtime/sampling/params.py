@@ -25,6 +25,10 @@ METADATA_KEYS = {
 of the samplers is fixed."""
 
 
+DRY_BREAKERS = ("\n", ":", '"', "*")
+"""Texts that end a repetition for DRY unless others are given, as in llama.cpp."""
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """Everything that decides which token follows, given the logits.
@@ -32,7 +36,8 @@ class SamplingParams:
     *Units:* `temperature` 0 picks the likeliest token; `top_k` 0 or below keeps all;
     `typical_p`, `top_p` 1 and `min_p`, `top_n_sigma` 0 are off; a `*_last_n` of -1 means the
     whole context, 0 none; a `logit_bias` of -inf bans a token; `seed` None asks for a fresh
-    one. `dry_sequence_breakers` are token ids: text becomes ids above the runtime.
+    one. `dry_sequence_breakers` are texts, or sequences of token ids; None stands for
+    `DRY_BREAKERS`. Whoever knows the tokenizer turns texts into ids before sampling.
     *Raises:* UsageError for a value out of range.
     """
 
@@ -52,7 +57,7 @@ class SamplingParams:
     dry_base: float = 1.75
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = -1
-    dry_sequence_breakers: tuple[tuple[int, ...], ...] = ()
+    dry_sequence_breakers: tuple[str | tuple[int, ...], ...] | None = None
     mirostat: int = 0
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
@@ -76,7 +81,7 @@ class SamplingParams:
                     f"The logit bias {bias} of token {token} makes no sense; "
                     "give a finite number, or -inf to ban a token."
                 )
-        if any(len(breaker) == 0 for breaker in self.dry_sequence_breakers):
+        if any(len(breaker) == 0 for breaker in self.dry_sequence_breakers or ()):
             raise UsageError("A DRY sequence breaker is empty; leave it out.")
 
     @classmethod
