@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from kinetic._version import __version__
+from kinetic.cli.terminal import STDOUT, write_out
 from kinetic.errors import InternalError, KineticError, UsageError
 
 if TYPE_CHECKING:
@@ -37,25 +39,25 @@ NOT_YET = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one `kinetic` command line and return its exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = dispatch(arguments)
-        sys.stdout.flush()
-        return code
+        _open_missing_streams()
+        return dispatch(list(sys.argv[1:] if argv is None else argv))
     except KineticError as error:
         return _report(error)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         # The reader left (`kinetic run ... | head`): nobody is there to be told.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         return 1
     except MemoryError:
         _print_error("there is not enough memory; close other programs or use a smaller model.")
         return 1
     except OSError as error:
+        if error.filename == STDOUT:
+            _drop_stdout()
         where = f"{error.filename}: " if error.filename else ""
-        _print_error(f"{where}{error.strerror or error}.")
+        _print_error(f"{where}{error.strerror or error}")
         return 1
 
 
@@ -68,10 +70,10 @@ def dispatch(arguments: list[str]) -> int:
     if first in ("-h", "--help", "help"):
         if first == "help" and len(arguments) > 1:
             return dispatch([arguments[1], "--help"])
-        sys.stdout.write(main_help())
+        write_out(main_help())
         return 0
     if first in ("-V", "--version"):
-        sys.stdout.write(f"kinetic {__version__}\n")
+        write_out(f"kinetic {__version__}\n")
         return 0
     if first not in COMMANDS:
         raise UsageError(_unknown_command(first))
@@ -79,7 +81,7 @@ def dispatch(arguments: list[str]) -> int:
     parser: CommandParser = module.build_parser()
     options = parser.parse(arguments[1:])
     if options is None:
-        sys.stdout.write(parser.format_help())
+        write_out(parser.format_help())
         return 0
     code: int = module.run(options)
     return code
@@ -112,22 +114,39 @@ def _unknown_command(word: str) -> str:
 
 
 def _report(error: KineticError) -> int:
-    message = str(error)
     if isinstance(error, InternalError):
-        from kinetic.settings import debug_level
+        import traceback
 
-        if debug_level() >= 1:
-            import traceback
-
-            traceback.print_exc()
-        else:
-            message += " (KINETIC_DEBUG=1 shows where)"
-    _print_error(message)
+        with suppress(OSError):
+            traceback.print_exc()  # a bug: its report needs the place
+    _print_error(str(error))
     return error.exit_code
+
+
+def _open_missing_streams() -> None:
+    """Give a stream that the shell closed (`>&-`) to the null device.
+
+    Python has None in its place, `print(..., file=None)` writes to stdout, and the next file
+    to be opened would get the descriptor. In order: the lowest free descriptor is taken.
+    """
+    if sys.stdin is None:
+        with suppress(OSError):
+            os.open(os.devnull, os.O_RDONLY)  # holds descriptor 0; no stdin is still no prompt
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+def _drop_stdout() -> None:
+    """Send what stdout still holds nowhere, or Python complains about it at its exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_error(message: str) -> None:
     from kinetic.cli.terminal import printable
 
     end = "" if message.endswith((".", "?", "!", ")", ":")) else "."
-    print(f"kinetic: {printable(message)}{end}", file=sys.stderr)
+    with suppress(OSError):  # nowhere to say it; the exit code still tells
+        print(f"kinetic: {printable(message)}{end}", file=sys.stderr, flush=True)

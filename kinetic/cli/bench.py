@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from kinetic.cli.options import add_model, add_runtime, load_options, no_more_words, take_model
 from kinetic.cli.parser import CommandParser, whole
-from kinetic.cli.terminal import LiveLine, LoadBar, use_utf8
+from kinetic.cli.terminal import LiveLine, LoadBar, use_utf8, write_out
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
     line = LiveLine(every=0.5)
     result, theirs = measure(path, model, options.repetitions, line, peer)
     line.clear()
-    sys.stdout.write(_report(result, theirs, as_json=options.json))
+    write_out(_report(result, theirs, as_json=options.json))
     return 0
 
 

@@ -92,7 +92,7 @@ class Peer(NamedTuple):
         except subprocess.TimeoutExpired:
             raise KineticError(f"{self.program} did not end within an hour.") from None
         if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1].rstrip(". ")
             raise KineticError(f"{self.program} failed with {done.returncode}: {last}.")
         return parse(done.stdout)
 

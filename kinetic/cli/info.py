@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from kinetic.cli.options import add_model, no_more_words, take_model
 from kinetic.cli.parser import CommandParser
-from kinetic.cli.terminal import printable, use_utf8
+from kinetic.cli.terminal import printable, use_utf8, write_out
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     from kinetic.ir.gguf import GGUFFile
 
     info = describe(path, GGUFFile.open(path))
-    sys.stdout.write(as_json(info) if options.json else as_text(info))
+    write_out(as_json(info) if options.json else as_text(info))
     return 0
 
 

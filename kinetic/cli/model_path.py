@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kinetic.errors import ModelFileError
+from kinetic.errors import ModelFileError, UsageError
 
 
 def find_model(typed: str) -> Path:
     """The model file a command line names.
 
-    Raises: ModelFileError, with the nearest files there are, when there is none.
+    Raises: ModelFileError, with the nearest files there are, when there is none; UsageError
+    for an empty name.
     """
+    if not typed.strip():
+        raise UsageError("the model's name is empty; give a file, as in kinetic run model.gguf.")
     path = Path(typed).expanduser()
     if path.is_file():
         return path

@@ -21,7 +21,7 @@ from kinetic.cli.options import (
     take_model,
 )
 from kinetic.cli.parser import CommandParser, whole
-from kinetic.cli.terminal import LiveLine, LoadBar, printable, use_utf8
+from kinetic.cli.terminal import LiveLine, LoadBar, printable, use_utf8, write_out
 from kinetic.errors import UsageError
 
 if TYPE_CHECKING:
@@ -101,21 +101,35 @@ def run(options: argparse.Namespace) -> int:
     _stream(model, prompt_ids, params, limit)
     stats = model.last_stats
     if stats is not None:
+        if stats.stop_reason == "context":
+            print(_cut(model.n_ctx), file=sys.stderr)
         note = "" if has_template else _CONTINUED
         print(status_line(stats, model.device_name, note), file=sys.stderr)
     return 0
 
 
+def _cut(n_ctx: int) -> str:
+    return (
+        f"kinetic: the answer was cut, because the context of {n_ctx} tokens is full; "
+        "-c sets its size, -c 0 takes all the model supports."
+    )
+
+
 def status_line(stats: Stats, device_name: str, note: str = "") -> str:
     """The closing line of an answer: its speed, the prompt's speed and the device."""
-    answer = _speed(stats.generated_tokens, stats.generate_seconds)
-    prompt = _speed(stats.prompt_tokens, stats.prompt_seconds)
+    answer = _answer_speed(stats.generated_tokens, stats.generate_seconds)
+    prompt = _speed(stats.prompt_tokens, stats.prompt_tokens, stats.prompt_seconds)
     return f"[{answer}; prompt {prompt} on {device_name}{note}]"
 
 
-def _speed(tokens: int, seconds: float) -> str:
-    rate = f"{tokens / seconds:.1f}" if seconds > 0 else "-"
-    return f"{tokens} tokens at {rate} tok/s"
+def _answer_speed(tokens: int, seconds: float) -> str:
+    # The prompt's last step gives the first token, so the clock sees one step less.
+    return _speed(tokens, tokens - 1, seconds)
+
+
+def _speed(tokens: int, steps: int, seconds: float) -> str:
+    rate = f"{steps / seconds:.1f}" if steps > 0 and seconds > 0 else "-"
+    return f"{tokens} token{'' if tokens == 1 else 's'} at {rate} tok/s"
 
 
 def _load(path: Path, options: argparse.Namespace) -> Model:
@@ -141,17 +155,15 @@ def _stream(model: Model, prompt_ids: list[int], params: SamplingParams, limit: 
             if count == 1:
                 started = time.perf_counter()
             elif line.enabled:
-                line.update(f"[{_speed(count, time.perf_counter() - started)}]")
+                line.update(f"[{_answer_speed(count, time.perf_counter() - started)}]")
             if piece.text:
                 # A model's words must not drive the terminal; a file gets them as they are.
-                sys.stdout.write(printable(piece.text) if on_terminal else piece.text)
-                sys.stdout.flush()
+                write_out(printable(piece.text) if on_terminal else piece.text)
                 last = piece.text[-1]
     finally:
         line.clear()
         if last != "\n":
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+            write_out("\n")
 
 
 def _prompt(options: argparse.Namespace, words: list[str]) -> str:
@@ -199,7 +211,7 @@ def _template_kwargs(options: argparse.Namespace) -> dict[str, object] | None:
         return None
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # not JSON, or nested without end
         value = None
     if not isinstance(value, dict):
         raise UsageError('--chat-template-kwargs takes a JSON object such as {"x": true}.')

@@ -7,11 +7,10 @@ assembly. The text goes to stdout alone, so it can be diffed and piped.
 from __future__ import annotations
 
 import argparse
-import sys
 
 from kinetic.cli.options import DEVICE_CLASSES, add_model, no_more_words, take_model
 from kinetic.cli.parser import CommandParser
-from kinetic.cli.terminal import use_utf8
+from kinetic.cli.terminal import use_utf8, write_out
 from kinetic.errors import UsageError
 
 
@@ -70,5 +69,5 @@ def run(options: argparse.Namespace) -> int:
             asm=options.asm,
             device_class=options.device_class,
         )
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    write_out(text if text.endswith("\n") else text + "\n")
     return 0

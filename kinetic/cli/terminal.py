@@ -36,6 +36,22 @@ def use_utf8() -> None:
             reconfigure(encoding="utf-8", errors="replace")
 
 
+STDOUT = "stdout"
+
+
+def write_out(text: str) -> None:
+    """Write to stdout at once.
+
+    Raises: OSError with the name `STDOUT`, as of a full disk; BrokenPipeError.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        error.filename = STDOUT
+        raise
+
+
 class LiveLine:
     """One line of stderr that is overwritten in place; silent unless stderr is a terminal."""
 

@@ -85,11 +85,11 @@ def test_a_missing_llama_bench_is_told_before_anything_runs(tmp_path, monkeypatc
 @pytest.mark.skipif(os.name == "nt", reason="shell scripts")
 def test_llama_bench_runs_as_its_own_process(tmp_path):
     program = tmp_path / "llama-bench"
-    program.write_text("#!/bin/sh\necho broken model >&2\nexit 3\n")
+    program.write_text("#!/bin/sh\necho broken model. >&2\nexit 3\n")
     program.chmod(0o755)
     peer = Peer.find(str(tmp_path), tmp_path / "m.gguf")  # its folder is enough
     assert peer.command(2)[:3] == [str(program), "-m", str(tmp_path / "m.gguf")]
-    with pytest.raises(KineticError, match="failed with 3: broken model"):
+    with pytest.raises(KineticError, match=r"failed with 3: broken model\.$"):
         peer.measure(2)
     program.write_text(f"#!/bin/sh\necho '{json.dumps(LLAMA_BENCH)}'\n")
     assert peer.measure(2).decode_tokens_per_second == 25.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -73,6 +74,8 @@ def test_help_answers_at_once(kinetic):
         (["run"], 2, "name a model file"),
         (["bench"], 2, "name a model file"),
         (["run", "no-such.gguf", "hi"], 1, "there is no file no-such.gguf"),
+        (["run", "", "hi"], 2, "the model's name is empty"),
+        (["run", "-m", "", "hi"], 2, "the model's name is empty"),
         (["run", "-m", "no-such.gguf", "hi"], 1, "there is no file no-such.gguf"),
         (["info", "no/such/folder/x.gguf"], 1, "there is no folder no/such/folder either"),
         (["run", "m", "--tmep", "0"], 2, "did you mean --temp?"),
@@ -161,22 +164,48 @@ def test_a_reader_that_left_is_no_error():
     assert process.returncode == 1
 
 
-def test_internal_errors_keep_their_traceback_for_those_who_ask(capsys, monkeypatch):
+def test_internal_errors_keep_their_traceback(capsys, monkeypatch):
     from kinetic.errors import InternalError
 
     def broken(arguments: list[str]) -> int:
         raise InternalError("pass fuse lost a node")
 
     monkeypatch.setattr("kinetic.cli.dispatch", broken)
-    monkeypatch.delenv("KINETIC_DEBUG", raising=False)
-    assert main([]) == 1
-    said = capsys.readouterr().err
-    assert said == "kinetic: pass fuse lost a node (KINETIC_DEBUG=1 shows where)\n"
-    monkeypatch.setenv("KINETIC_DEBUG", "1")
     assert main([]) == 1
     said = capsys.readouterr().err
     assert "Traceback" in said
     assert said.endswith("kinetic: pass fuse lost a node.\n")
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of sh in which `kinetic` is this one."""
+    line = line.replace("kinetic", f"{shlex.quote(sys.executable)} -m kinetic", 1)
+    return subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="shells differ")
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        ("kinetic --help >&-", 0, ""),
+        ("kinetic rum >&-", 2, "kinetic: there is no command 'rum'; did you mean run?\n"),
+        ("kinetic rum 2>&-", 2, ""),
+        ("kinetic rum <&- >&- 2>&-", 2, ""),
+        ("kinetic rum 2>/dev/full", 2, ""),
+        ("kinetic run --help <&-", 0, ""),
+    ],
+)
+def test_a_closed_stream_is_no_accident(line, code, says):
+    done = shell(line)
+    assert (done.returncode, done.stderr) == (code, says)
+    assert done.stdout.startswith("kinetic run: ") or done.stdout == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_under_stdout_is_named():
+    done = shell("kinetic run --help > /dev/full")
+    assert done.returncode == 1
+    assert done.stderr == "kinetic: stdout: No space left on device.\n"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ def model(tmp_path):
         (["hi", "-p", "hello"], "", "given twice"),
         (["hi", "--raw", "--system", "Be brief."], "", "--raw sends no system prompt"),
         (["hi", "--chat-template-kwargs", "{"], "", "takes a JSON object"),
+        (["hi", "--chat-template-kwargs", "[" * 99999], "", "takes a JSON object"),
         (["hi", "--chat-template-kwargs", "[1]"], "", "takes a JSON object"),
     ],
 )

@@ -11,7 +11,7 @@ tiny_models = pytest.importorskip("support.tiny_models")
 pytest.importorskip("kinetic.api")
 
 STATUS = re.compile(
-    r"\[(?P<n>\d+) tokens at [\d.-]+ tok/s; prompt (?P<p>\d+) tokens at [\d.-]+ tok/s "
+    r"\[(?P<n>\d+) tokens? at [\d.-]+ tok/s; prompt (?P<p>\d+) tokens? at [\d.-]+ tok/s "
     r"on the CPU(?P<note>.*)\]\n"
 )
 GREEDY = ("--temp", "0", "-n", "5", "-t", "1")
@@ -33,6 +33,28 @@ def test_only_the_answer_goes_to_stdout(kinetic, model):
     assert status["note"] == ", no chat template: continued the text"
     assert done.stdout.endswith("\n")
     assert not done.stdout.endswith("\n\n") or done.stdout.strip() == ""
+
+
+def test_the_status_line_counts_the_steps_it_timed():
+    from kinetic.api import Stats
+    from kinetic.cli.run import status_line
+
+    # The prompt's last step gives the first token: 5 tokens are 4 timed steps.
+    line = status_line(Stats(8, 2.0, 5, 2.0), "the CPU")
+    assert line == "[5 tokens at 2.0 tok/s; prompt 8 tokens at 4.0 tok/s on the CPU]"
+    line = status_line(Stats(1, 0.5, 1, 1e-6), "the CPU", ", a note")
+    assert line == "[1 token at - tok/s; prompt 1 token at 2.0 tok/s on the CPU, a note]"
+
+
+def test_an_answer_cut_by_the_context_is_told(kinetic, model):
+    line = ("run", model, "hello", "--temp", "0", "-t", "1")
+    cut = kinetic(*line, "-c", "16")
+    assert cut.returncode == 0, cut.stderr
+    told, status = cut.stderr.splitlines()
+    assert told.startswith("kinetic: the answer was cut, because the context of 16 tokens is full")
+    assert "-c" in told
+    assert status.startswith("[")
+    assert "was cut" not in kinetic(*line, "-c", "16", "-n", "2").stderr
 
 
 def test_the_prompt_may_come_from_anywhere(kinetic, model):
