@@ -1,7 +1,8 @@
 """llama.cpp's flags, so that its users' command lines work or are told what to use instead.
 
-Three tables: other spellings of options Kinetic has, flags for what Kinetic does by itself
-(accepted, and dropped with their value), and flags with no equivalent (one sentence each).
+Four tables: other spellings of options Kinetic has, flags for what Kinetic does by itself
+(accepted, and dropped with their value), flags with no equivalent (one sentence each), and
+options, llama.cpp's and Kinetic's own, of a later version.
 A flag that a command declares under its own name is left alone.
 """
 
@@ -27,37 +28,69 @@ SPELLINGS = {
 _SWITCHES = (
     *("--jinja", "--mmap", "-cb", "--cont-batching", "-nocb", "--no-cont-batching"),
     *("--no-warmup", "-no-cnv", "--no-conversation", "-st", "--single-turn"),
-    *("--no-display-prompt", "--simple-io", "--repack"),
+    *("--no-display-prompt", "--simple-io", "--repack", "--no-prompt-cache"),
+    *("--metrics", "--slots", "--no-webui", "--embedding", "--embeddings"),
 )
 _WITH_VALUE = (
     *("-b", "--batch-size", "-ub", "--ubatch-size", "-tb", "--threads-batch"),
-    *("--cache-reuse", "--numa", "--prio", "--poll", "-to", "--timeout"),
+    *("--cache-reuse", "--numa", "--prio", "--poll", "-to", "--timeout", "--threads-http"),
 )
 # These take a value only in newer builds of llama.cpp.
 _FLASH = ("-fa", "--flash-attn")
 _FLASH_VALUES = ("on", "off", "auto", "0", "1")
 
+# Accepted with the type that Kinetic's caches have.
+_CACHE_TYPE = ("-ctk", "-ctv", "--cache-type-k", "--cache-type-v")
+
 _ONE_DEVICE = "Kinetic runs the model wholly on one device; choose it with --device"
 _DRAFT = "speculative decoding needs no flag and no draft model in Kinetic"
+_ONCE = "kinetic run answers once, and kinetic chat is not in this version yet"
 _SHAPE = "constrained output is not in the command line"
+_TLS = "the server of a later version speaks plain HTTP; put a TLS proxy in front"
 REFUSED = {
     **dict.fromkeys(("-sm", "--split-mode", "-ts", "--tensor-split"), _ONE_DEVICE),
     **dict.fromkeys(("-mg", "--main-gpu", "-ot", "--override-tensor"), _ONE_DEVICE),
     **dict.fromkeys(("-md", "--model-draft", "--draft", "--draft-max", "--draft-min"), _DRAFT),
-    **dict.fromkeys(("-cnv", "--conversation", "-i", "--interactive"), "kinetic run answers once"),
+    "-ngld": _DRAFT,
+    **dict.fromkeys(("-cnv", "--conversation", "-i", "--interactive"), _ONCE),
+    "--interactive-first": _ONCE,
     **dict.fromkeys(("-hf", "--hf-repo", "-mu", "--model-url"), "Kinetic runs a file on your disk"),
     **dict.fromkeys(("-f", "--file"), "pipe the prompt in: kinetic run <model> < prompt.txt"),
     **dict.fromkeys(("--grammar", "--grammar-file", "-j", "--json-schema"), _SHAPE),
     "--chat-template": "Kinetic uses the template in the model file",
-    "--lora": "LoRA adapters are not supported yet",
-    "--control-vector": "control vectors are not supported yet",
+    "--api-key-file": "the server of a later version takes the key itself, with --api-key",
+    **dict.fromkeys(("--ssl-key-file", "--ssl-cert-file"), _TLS),
+}
+
+_SERVER = "it belongs to kinetic serve, which is not in this version yet"
+_LORA = "merge the adapter into the model with llama.cpp's llama-export-lora first"
+_IMAGES = "Kinetic reads text alone so far"
+_ROPE = "Kinetic takes the rotary settings of the model file"
+_TECHNOLOGIES = "this version has no speed technology that could be turned off"
+LATER = {
+    **dict.fromkeys(("--host", "--port", "-a", "--alias", "-np", "--parallel"), _SERVER),
+    "--api-key": _SERVER,
+    **dict.fromkeys(("--lora", "--lora-scaled"), _LORA),
+    **dict.fromkeys(("--control-vector", "--control-vector-scaled"), "leave it out"),
+    **dict.fromkeys(("--image", "--mmproj"), _IMAGES),
+    **dict.fromkeys(("--rope-scaling", "--rope-scale", "--rope-freq-scale"), _ROPE),
+    **dict.fromkeys(("--rope-freq-base", "--yarn-orig-ctx"), _ROPE),
+    **dict.fromkeys(_CACHE_TYPE, "the caches of keys and values hold f16"),
+    "--chat-template-file": "Kinetic uses the template in the model file",
+    **dict.fromkeys(
+        ("-rea", "--reasoning"),
+        'where the template has a switch, use --chat-template-kwargs {"enable_thinking": false}',
+    ),
+    "--off": _TECHNOLOGIES,
+    "--cache-dir": "no prompt state is kept on disk",
+    **dict.fromkeys(("--receipt", "--sign-key"), "receipts come in a later version"),
 }
 
 
 def translate(line: list[str], known: Container[str]) -> list[str]:
     """A command line with llama.cpp's flags in Kinetic's words.
 
-    Raises: UsageError for a flag that has no equivalent.
+    Raises: UsageError for a flag that has no equivalent, or none yet.
     """
     out: list[str] = []
     words = iter(range(len(line)))
@@ -85,8 +118,13 @@ def translate(line: list[str], known: Container[str]) -> list[str]:
         elif name in _FLASH:
             if not equals and following in _FLASH_VALUES:
                 next(words, None)
+        elif name in _CACHE_TYPE and "--device" in known and (value or following) == "f16":
+            if not equals:
+                next(words, None)
         elif name in REFUSED:
             raise UsageError(f"{name} is a llama.cpp flag: {REFUSED[name]}.")
+        elif name in LATER:
+            raise UsageError(f"{name} is not supported yet: {LATER[name]}.")
         else:
             out.append(line[i])
     return out

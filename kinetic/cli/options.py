@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic.cli.model_path import find_model
-from kinetic.cli.parser import CommandParser, one_of, real, whole
+from kinetic.cli.parser import CommandParser, name, one_of, real, whole
 from kinetic.errors import UsageError
 
 DEVICES = {"none": "cpu", "cuda0": "cuda", "vulkan0": "vulkan"}
@@ -56,7 +56,7 @@ def add_runtime(parser: CommandParser, *, context: bool = True) -> None:
         "--device",
         default="auto",
         metavar="auto|cpu|cuda|vulkan",
-        type=one_of("auto", "cpu", "cuda", "vulkan", *DEVICES),
+        type=one_of("auto", "cpu", "cuda", "vulkan", also=DEVICES),
         help="where the model runs [default: auto]",
     )
     option(
@@ -71,6 +71,7 @@ def add_runtime(parser: CommandParser, *, context: bool = True) -> None:
         title,
         "--repack-cache",
         metavar="DIR",
+        type=name("a folder"),
         help="keep repacked weights in this folder: later loads map them, and processes share "
         "them [default: off]",
     )
@@ -178,8 +179,8 @@ def add_sampling(parser: CommandParser) -> None:
 
 def sampling_overrides(options: argparse.Namespace) -> dict[str, object]:
     """The sampling settings that the command line sets; the model's defaults stay for others."""
-    given = {name: getattr(options, name) for name in SAMPLING_FIELDS}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {field: getattr(options, field) for field in SAMPLING_FIELDS}
+    given = {field: value for field, value in given.items() if value is not None}
     if given.get("seed") == -1:
         del given["seed"]
     if given.get("top_k") == -1:
@@ -207,8 +208,8 @@ def load_options(options: argparse.Namespace) -> dict[str, Any]:
 
 def device(options: argparse.Namespace) -> str:
     """The device in Kinetic's own words; llama.cpp's are taken too."""
-    name: str = options.device
-    return DEVICES.get(name, name)
+    typed: str = options.device
+    return DEVICES.get(typed, typed)
 
 
 def take_model(options: argparse.Namespace, command: str) -> tuple[Path, list[str]]:
@@ -221,6 +222,8 @@ def take_model(options: argparse.Namespace, command: str) -> tuple[Path, list[st
         return find_model(options.model), words
     if not words:
         raise UsageError(f"name a model file, as in kinetic {command} model.gguf.")
+    if command == "run" and len(words) == options.after_dashes:
+        raise UsageError("after -- everything is prompt; name the model file before it.")
     return find_model(words[0]), words[1:]
 
 

@@ -1,9 +1,9 @@
 """One command's options: parsing in any order, plain errors, and help that never varies.
 
-argparse does the matching of options and the conversion of values. What it is not good at is
-done here: free words are taken from what it leaves over, so that options and words mix in any
-order; its complaints become sentences; and the help text, which changes with each Python
-version, is rendered from the declared options, the same for the terminal and for the book.
+argparse does the conversion of values. What it is not good at is done here: options are told
+from words, which mix in any order; its complaints become sentences; and the help text, which
+changes with each Python version, is rendered from the declared options, the same for the
+terminal and for the book.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import NoReturn
 
 from kinetic.cli import llama_flags
 from kinetic.errors import UsageError
 
 _NUMBER = re.compile(r"-\.?\d")
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
 _WIDTH = 92
 
 
@@ -25,7 +26,8 @@ class CommandParser(argparse.ArgumentParser):
     """The parser of one command.
 
     A command line is options, then *words*: everything that is neither an option nor an
-    option's value, kept in `Namespace.words`. After `--` everything is a word.
+    option's value, kept in `Namespace.words`. After `--` everything is a word, and the last
+    `Namespace.after_dashes` words stood there.
     """
 
     def __init__(self, command: str, usage: str, does: str, notes: str = "") -> None:
@@ -79,12 +81,44 @@ class CommandParser(argparse.ArgumentParser):
         if "-h" in before or "--help" in before:
             return None
         known = set(self._option_string_actions)
-        options, rest = self.parse_known_args(llama_flags.translate(before, known))
-        for word in rest:
-            if _looks_like_option(word):
-                self._refuse(word)
-        options.words = [*rest, *after]
+        given, words = self._sorted(llama_flags.translate(before, known))
+        options = self.parse_args(given)
+        options.words = [*words, *after]
+        options.after_dashes = len(after)
         return options
+
+    def _sorted(self, line: list[str]) -> tuple[list[str], list[str]]:
+        """The options of a line, each joined to its value by "=", and its words.
+
+        argparse would read `-ctk` as `-c tk`, and a value such as -1e30 as an option.
+
+        Raises: UsageError with the nearest option for one that does not exist.
+        """
+        given: list[str] = []
+        words: list[str] = []
+        i = 0
+        while i < len(line):
+            word = line[i]
+            i += 1
+            name, equals, _ = word.partition("=")
+            action = self._option_string_actions.get(name)
+            if action is None:
+                if not _looks_like_option(word):
+                    words.append(word)
+                elif self._takes_value(word[:2]) and _WHOLE_NUMBER.fullmatch(word[2:]):
+                    given.append(f"{word[:2]}={word[2:]}")  # -n64
+                else:
+                    self._refuse(word)
+            elif equals or action.nargs == 0 or i == len(line) or _looks_like_option(line[i]):
+                given.append(word)  # argparse says so where a value is missing
+            else:
+                given.append(f"{word}={line[i]}")
+                i += 1
+        return given, words
+
+    def _takes_value(self, name: str) -> bool:
+        action = self._option_string_actions.get(name)
+        return action is not None and action.nargs != 0
 
     def error(self, message: str) -> NoReturn:
         """Turn argparse's complaint into a sentence.
@@ -100,8 +134,13 @@ class CommandParser(argparse.ArgumentParser):
         from difflib import get_close_matches
 
         name = word.partition("=")[0]
-        near = get_close_matches(name, self._option_string_actions, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"see kinetic {self.command} --help."
+        known = self._option_string_actions
+        names = {option: option for option in known}
+        names |= {theirs: ours for theirs, ours in llama_flags.SPELLINGS.items() if ours in known}
+        # One letter is near any other: only long names are worth a guess.
+        long_names = [option for option in names if option.startswith("--")]
+        near = get_close_matches(f"--{name.lstrip('-')}", long_names, n=1, cutoff=0.75)
+        hint = f"did you mean {names[near[0]]}?" if near else f"see kinetic {self.command} --help."
         raise UsageError(f"there is no option {name}; {hint}")
 
     # Help. -----------------------------------------------------------------------------
@@ -183,11 +222,22 @@ def real(low: float = float("-inf"), high: float = float("inf")) -> Callable[[st
     return convert
 
 
-def one_of(*choices: str) -> Callable[[str], str]:
-    """A converter that takes one of a few words."""
+def name(of: str) -> Callable[[str], str]:
+    """A converter that takes any text but an empty one."""
 
     def convert(text: str) -> str:
-        if text not in choices:
+        if not text.strip():
+            raise argparse.ArgumentTypeError(f"takes the name of {of}, not {text!r}")
+        return text
+
+    return convert
+
+
+def one_of(*choices: str, also: Container[str] = ()) -> Callable[[str], str]:
+    """A converter that takes one of a few words, or one of other programs' words for them."""
+
+    def convert(text: str) -> str:
+        if text not in choices and text not in also:
             raise argparse.ArgumentTypeError(f"takes one of {', '.join(choices)}, not {text!r}")
         return text
 

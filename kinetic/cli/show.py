@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 
 from kinetic.cli.options import DEVICE_CLASSES, add_model, no_more_words, take_model
-from kinetic.cli.parser import CommandParser
+from kinetic.cli.parser import CommandParser, name
 from kinetic.cli.terminal import use_utf8, write_out
 from kinetic.errors import UsageError
 
@@ -24,9 +24,13 @@ def build_parser() -> CommandParser:
     )
     add_model(parser)
     group = "what to show"
-    parser.option(group, "--after", metavar="PASS", help="the IR after this pass")
+    parser.option(
+        group, "--after", metavar="PASS", type=name("a pass"), help="the IR after this pass"
+    )
     parser.option(group, "--plan", help="the launch plan and the memory plan")
-    parser.option(group, "--asm", metavar="KERNEL", help="the assembly of this kernel")
+    parser.option(
+        group, "--asm", metavar="KERNEL", type=name("a kernel"), help="the assembly of this kernel"
+    )
     parser.option(group, "--list", help="the names of the passes and kernels")
     parser.option(
         group,
@@ -42,8 +46,8 @@ def run(options: argparse.Namespace) -> int:
     """Print one view. Raises: UsageError when two are asked for, or the name is unknown."""
     use_utf8()
     asked = [
-        name
-        for name, wanted in (
+        option
+        for option, wanted in (
             ("--after", options.after is not None),
             ("--plan", options.plan),
             ("--asm", options.asm is not None),

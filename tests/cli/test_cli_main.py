@@ -82,6 +82,8 @@ def test_help_answers_at_once(kinetic):
         (["bench", "m", "--repetition=3"], 2, "did you mean --repetitions?"),
         (["run", "m", "--temp"], 2, "--temp needs a value"),
         (["run", "m", "--raw=yes"], 2, "--raw takes no value"),
+        (["show", "m", "--after", ""], 2, "--after takes the name of a pass, not ''"),
+        (["show", "m", "--asm="], 2, "--asm takes the name of a kernel, not ''"),
         (["show", "m", "--plan", "--list"], 2, "choose --plan or --list"),
     ],
 )
