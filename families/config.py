@@ -24,6 +24,13 @@ HARMLESS = frozenset(
 )
 """Keys that do not change what is computed."""
 
+MOST = (1 << 31) - 1
+"""The largest count that a file can mean: positions and ids are 32-bit."""
+MOST_PARTS = 1 << 16
+"""Of heads and of experts."""
+MOST_WIDE = 1 << 24
+"""Values of a row; every matrix of such a model would be larger than any file."""
+
 
 class Hyper:
     """The `ARCH.*` keys of a file."""
@@ -46,16 +53,31 @@ class Hyper:
         """Whether the file sets this key."""
         return f"{self.arch}.{key}" in self.file.metadata
 
-    def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """A count of at least `least`.
+    def count(
+        self, key: str, default: int | None = None, *, least: int = 1, most: int = MOST
+    ) -> int:
+        """A count from `least` to `most`.
 
         Raises: ModelFileError where it is missing without a default, or out of range.
         """
         full = self._key(key)
         value = self.file.get_int(full) if default is None else self.file.get_int(full, default)
-        if not least <= value < 1 << 31:
-            raise self._wrong(full, value, f"a 32-bit count of at least {least}")
+        if not least <= value <= most:
+            wanted = f"of at least {least}" if most == MOST else f"from {least} to {most}"
+            raise self._wrong(full, value, f"a {'32-bit ' if most == MOST else ''}count {wanted}")
         return value
+
+    def layers(self) -> int:
+        """The number of layers, of which each has a tensor at least.
+
+        Without that bound a damaged count costs minutes before a missing tensor is noticed.
+
+        Raises: ModelFileError.
+        """
+        found, tensors = self.count("block_count"), len(self.file.tensors)
+        if found > tensors:
+            raise self.wrong("block_count", f"no more layers than the file's {tensors} tensors")
+        return found
 
     def sliding_layers(self, key: str, default: int, n_layers: int) -> list[bool]:
         """Which layers slide: an array says it one by one, a number `n` that each `n`-th is full.
@@ -66,8 +88,8 @@ class Hyper:
         self._read.add(key)
         found = self.file.metadata.get(full, default)
         if isinstance(found, np.ndarray):
-            if len(found) < n_layers:
-                raise self.wrong(key, f"{n_layers} entries")
+            if len(found) < n_layers or found.dtype.kind not in "biu":
+                raise self.wrong(key, f"{n_layers} entries that say yes or no")
             return [bool(flag) for flag in found[:n_layers]]
         period = self.count(key, default)
         return [i % period != period - 1 for i in range(n_layers)]
@@ -79,9 +101,36 @@ class Hyper:
         """
         full = self._key(key)
         value = self.file.get_float(full) if default is None else self.file.get_float(full, default)
-        if not np.isfinite(np.float32(value)):
+        with np.errstate(over="ignore"):
+            rounded = np.float32(value)
+        if not np.isfinite(rounded):
             raise self._wrong(full, value, "a finite number")
-        return float(str(np.float32(value)))
+        return float(str(rounded))
+
+    def positive(self, key: str, default: float | None = None, *, above: float = 0.0) -> float:
+        """A number above 0 (or `above`) whose reciprocal is finite too; see `number`.
+
+        Raises: ModelFileError where it is missing without a default, or out of range.
+        """
+        value = self.number(key, default)
+        if not (value > above and 2.0**-126 <= value <= 2.0**126):
+            expected = f"a number above {above:g}" if above else "a positive number"
+            raise self.wrong(key, expected)
+        return value
+
+    def multiplier(self, key: str) -> float | None:
+        """A positive number, or None where it is 0 or missing: nothing is multiplied.
+
+        Raises: ModelFileError.
+        """
+        return self.positive(key) if self.has(key) and self.number(key) != 0 else None
+
+    def rope_base(self, key: str, default: float) -> float:
+        """A base of rotary positions: above 1, for the frequencies are to fall.
+
+        Raises: ModelFileError.
+        """
+        return self.positive(key, default, above=1.0)
 
     def flag(self, key: str, default: bool) -> bool:
         """Yes or no."""
@@ -154,17 +203,14 @@ class Rope:
         rot = h.count("rope.dimension_count", head_dim)
         if rot % 2 or rot > head_dim:
             raise h.wrong("rope.dimension_count", f"an even number up to {head_dim}")
-        base = h.number("rope.freq_base", 10000.0)
-        if base <= 0:
-            raise h.wrong("rope.freq_base", "a positive number")
+        base = h.rope_base("rope.freq_base", 10000.0)
         scaling = h.word("rope.scaling.type", "none")
-        factor = h.number("rope.scaling.factor", 1.0)
+        factor = h.number("rope.scaling.factor", 1.0)  # 0 where there is no scaling
         orig = h.count("rope.scaling.original_context_length", n_ctx)
-        magnitude = h.number("rope.scaling.attn_factor", 1.0)
+        magnitude = h.positive("rope.scaling.attn_factor", 1.0)
         if scaling == "none":
             return Rope(kind, rot, base)
-        if factor <= 0:
-            raise h.wrong("rope.scaling.factor", "a positive number")
+        factor = h.positive("rope.scaling.factor", 1.0)
         if scaling == "linear":
             return Rope(kind, rot, base, scaling, factor)
         if scaling == "yarn":
@@ -189,14 +235,15 @@ class Experts:
     @staticmethod
     def read(h: Hyper, width: int) -> Experts:
         """From `expert_*`; `width` is that of the feed-forward, for files that give no other."""
-        count, n_used = h.count("expert_count"), h.count("expert_used_count", 0, least=0)
+        count = h.count("expert_count", most=MOST_PARTS)
+        n_used = h.count("expert_used_count", 0, least=0)
         if not 1 <= n_used <= count:
             raise h.wrong("expert_used_count", f"between 1 and {count}")
         return Experts(
             count,
             n_used,
-            h.count("expert_feed_forward_length", width),
-            h.count("expert_shared_feed_forward_length", 0, least=0),
+            h.count("expert_feed_forward_length", width, most=MOST_WIDE),
+            h.count("expert_shared_feed_forward_length", 0, least=0, most=MOST_WIDE),
         )
 
 
@@ -221,27 +268,29 @@ class Config:
     def read(file: GGUFFile, *, rope_kind: str) -> Config:
         """From the file's metadata; `done` is left to the family, which may read more keys."""
         h = Hyper(file)
-        n_embd, n_heads = h.count("embedding_length"), h.count("attention.head_count")
-        n_kv_heads = h.count("attention.head_count_kv", n_heads)
+        n_layers, n_embd = h.layers(), h.count("embedding_length", most=MOST_WIDE)
+        n_heads = h.count("attention.head_count", most=MOST_PARTS)
+        n_kv_heads = h.count("attention.head_count_kv", n_heads, most=MOST_PARTS)
         if n_heads % n_kv_heads:
             raise h.wrong("attention.head_count_kv", f"a divisor of {n_heads}")
         if not h.has("attention.key_length") and n_embd % n_heads:
             raise h.wrong("attention.head_count", f"a divisor of {n_embd}")
-        head_dim = h.count("attention.key_length", max(n_embd // n_heads, 1))
+        each = max(n_embd // n_heads, 1)
+        head_dim = h.count("attention.key_length", each, most=MOST_WIDE)
         n_ctx = h.count("context_length")
         embedding = file.tensors.get("token_embd.weight")
         return Config(
             h=h,
-            n_layers=h.count("block_count"),
+            n_layers=n_layers,
             n_embd=n_embd,
-            n_ff=h.count("feed_forward_length"),
+            n_ff=h.count("feed_forward_length", most=MOST_WIDE),
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
             head_dim=head_dim,
-            v_dim=h.count("attention.value_length", max(n_embd // n_heads, 1)),
+            v_dim=h.count("attention.value_length", each, most=MOST_WIDE),
             n_ctx=n_ctx,
             n_vocab=embedding.shape[0] if embedding else 1,
-            eps=h.number("attention.layer_norm_rms_epsilon"),
+            eps=h.positive("attention.layer_norm_rms_epsilon"),
             rope=Rope.read(h, rope_kind, head_dim, n_ctx),
         )
 

@@ -37,9 +37,11 @@ def build(file: GGUFFile) -> Graph:
         cfg.h.count("attention.sliding_window") if cfg.h.has("attention.sliding_window") else None
     )
     slides = cfg.h.sliding_layers("attention.sliding_window_pattern", 6, cfg.n_layers)
-    local = Rope("neox", cfg.rope.rot, cfg.h.number("rope.freq_base_swa", 10000.0))
-    cap = cfg.h.number("final_logit_softcapping", 0.0)
+    local = Rope("neox", cfg.rope.rot, cfg.h.rope_base("rope.freq_base_swa", 10000.0))
+    cap = cfg.h.multiplier("final_logit_softcapping")
     query_width = cfg.n_embd // cfg.n_heads if cfg.n_layers == LAYERS_27B else cfg.head_dim
+    if not query_width:
+        raise cfg.h.wrong("attention.head_count", f"at most {cfg.n_embd}")
 
     caches = {}
     x, table = embedding(b, cfg)

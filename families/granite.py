@@ -32,12 +32,10 @@ def build(file: GGUFFile) -> Graph:
     """
     b, cfg = Builder(file), Config.read(file, rope_kind="norm")
     experts = Experts.read(cfg.h, cfg.n_ff) if cfg.h.arch == "granitemoe" else None
-    divisor = cfg.h.number("logit_scale")
-    if divisor == 0:
-        raise cfg.h.wrong("logit_scale", "a number other than 0")
-    embed_scale = cfg.h.number("embedding_scale", 0.0) or 1.0  # 0 means none, as for the rest
-    residual_scale = cfg.h.number("residual_scale", 0.0) or 1.0
-    scale = cfg.h.number("attention.scale", 0.0) or 1 / sqrt(cfg.head_dim)
+    divisor = cfg.h.positive("logit_scale")
+    embed_scale = cfg.h.multiplier("embedding_scale") or 1.0
+    residual_scale = cfg.h.multiplier("residual_scale") or 1.0
+    scale = cfg.h.multiplier("attention.scale") or 1 / sqrt(cfg.head_dim)
     turns = cfg.h.flag("rope.scaling.finetuned", True)  # the converter's word for "has rope"
 
     caches = {}

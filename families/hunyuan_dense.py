@@ -62,4 +62,6 @@ def scaled(cfg: Config) -> Rope:
     if alpha < 0 or width < 4:
         raise cfg.h.wrong("rope.scaling.alpha", "a number above 0, for heads of 4 or wider")
     base = cfg.rope.base * exp(ln(alpha) * width / (width - 2))
+    if not 1 < base <= 2.0**126:
+        raise cfg.h.wrong("rope.scaling.alpha", "one that leaves a rope base above 1")
     return replace(cfg.rope, base=float(str(np.float32(base))))

@@ -15,6 +15,7 @@ from kinetic.ir.gguf import GGUFFile, display_path, printable
 from kinetic.ir.graph import Graph, Meta, Node
 from kinetic.ir.ops.spec import Attr
 from kinetic.ir.quant import FORMATS
+from kinetic.ir.quant.base import FloatFormat
 from kinetic.ir.types import TensorType, WeightType, shape_text
 
 
@@ -87,7 +88,8 @@ class Builder:
         `rows=(start, count)` takes a range of its first axis, under the name `label`.
 
         Raises: ModelFileError if it is missing or has another shape; UnsupportedError if it
-        is stored in a format that Kinetic does not know.
+        is stored in a format that Kinetic does not know, or a vector (the weight of a norm, a
+        bias) in another one than plain floats.
         """
         if self.file is None:
             raise InternalError(f"weight {name}: this builder has no file")
@@ -108,6 +110,11 @@ class Builder:
             raise UnsupportedError(
                 f"{where}: tensor {full} is stored as {info.type_name}, which is not supported "
                 f"yet; quantize the model to one of {known}"
+            )
+        if len(shape) == 1 and not isinstance(FORMATS[info.type_name], FloatFormat):
+            raise UnsupportedError(
+                f"{where}: tensor {full} is stored as {info.type_name}, but a vector must be "
+                "F32, F16 or BF16; quantize the model again, its matrices alone"
             )
         self._taken.setdefault(full, []).append(rows or (0, shape[0]))
         return self.declare(name, info.type_name, shape, rows=rows, label=label)

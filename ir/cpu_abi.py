@@ -70,7 +70,7 @@ def act_stride(block: int) -> int:
 # -- worker pool ---------------------------------------------------------------------------
 # Offsets in the pool's control block; words that different threads write are on cache
 # lines of their own.
-POOL_EPOCH = 0
+# Byte 0 is the epoch, which each run advances.
 POOL_ARRIVALS = 64
 POOL_SLEEPERS = 128
 POOL_OPS = 192

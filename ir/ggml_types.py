@@ -70,5 +70,3 @@ REMOVED_TYPES: dict[int, str] = {
     37: "IQ4_NL_4_8",
     38: "IQ4_NL_8_8",
 }
-
-TYPE_IDS: dict[str, int] = {t.name: t.id for t in GGML_TYPES.values()}

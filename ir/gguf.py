@@ -21,7 +21,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from io import FileIO
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
@@ -627,9 +627,3 @@ def printable(text: str, limit: int = 80) -> str:
     """A name from the file, made safe to print: control characters escaped, length bounded."""
     short = text if len(text) <= limit else text[:limit] + "..."
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in short)
-
-
-def iter_tensor_bytes(file: GGUFFile) -> Iterator[tuple[TensorInfo, NDArray[np.uint8]]]:
-    """Every tensor and its bytes, in file order."""
-    for info in sorted(file.tensors.values(), key=lambda t: t.offset):
-        yield info, file.data(info.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from math import sqrt
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from support.gguf_writer import write_gguf
 from support.golden import check_golden
 from support.tiny_models import ARCHS, Dims, hyper, tensor_shapes, tiny_model
 
-from kinetic.errors import KineticError, ModelFileError, UnsupportedError
+from kinetic.errors import ModelFileError, UnsupportedError
 from kinetic.families import SUPPORTED, build
+from kinetic.ir.ggml_types import GGML_TYPES
 from kinetic.ir.gguf import GGUFFile
 from kinetic.ir.graph import CacheSpec, Graph
 from kinetic.ir.text import parse
@@ -122,7 +124,7 @@ def test_granite_multipliers_may_be_left_out(tmp_path):
     assert [n.get("value", float) for n in graph if n.op == "scale"] == [1 / 1.5]
     assert [n.get("scale", float) for n in graph if n.op == "attention"] == [1 / 8]
     assert not any(n.op == "rope" for n in graph)
-    for value, error in ((None, "logit_scale is missing"), (0.0, "other than 0")):
+    for value, error in ((None, "logit_scale is missing"), (0.0, "a positive number")):
         with pytest.raises(ModelFileError, match=error):
             tiny(tmp_path, "granite", {"granite.logit_scale": value})
 
@@ -184,7 +186,14 @@ def test_numbers_print_as_they_were_meant(tmp_path):
             r"attn_q.weight has shape \[256, 256\], but the metadata asks for \[512, 256\]",
         ),
         ({"llama.rope.dimension_count": 7}, ModelFileError, "expected an even number up to 64"),
-        ({"llama.rope.freq_base": -1.0}, ModelFileError, "expected a positive number"),
+        ({"llama.block_count": 2147483647}, ModelFileError, "block_count is 2147483647, expected"),
+        ({"llama.attention.head_count": 1 << 20}, ModelFileError, "head_count is 1048576, exp"),
+        ({"llama.attention.key_length": 1 << 30}, ModelFileError, "key_length is 1073741824, exp"),
+        ({"llama.attention.layer_norm_rms_epsilon": -1.0}, ModelFileError, "a positive number"),
+        ({"llama.attention.layer_norm_rms_epsilon": 0.0}, ModelFileError, "a positive number"),
+        ({"llama.rope.scaling.attn_factor": 0.0}, ModelFileError, "expected a positive number"),
+        ({"llama.rope.freq_base": -1.0}, ModelFileError, "expected a number above 1"),
+        ({"llama.rope.freq_base": 1.0}, ModelFileError, "expected a number above 1"),
         ({"llama.rope.freq_base": float("nan")}, ModelFileError, "expected a finite number"),
         ({"llama.rope.scaling.type": "longrope"}, UnsupportedError, "longrope is not supported"),
         (
@@ -254,13 +263,51 @@ def test_a_norm_that_is_not_plain_floats_is_refused(tmp_path):
     def change(shapes):
         return {"blk.0.attn_norm.weight": (8, 64 // 32 * 34)}  # Q8_0
 
-    with pytest.raises(KineticError, match=r"w: expected f32\[64\], got q8_0\[64\]"):
+    with pytest.raises(UnsupportedError, match=r"blk.0.attn_norm.weight is stored as Q8_0, but a"):
         written(tmp_path, change)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_damaged_layer_count_fails_at_once(tmp_path, arch):
+    """Not after a list of two thousand million layers."""
+    path = tiny_model(arch, tmp_path / "m.gguf", metadata={f"{arch}.block_count": 2**31 - 1})
+    file = GGUFFile.open(path)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelFileError, match=f"{arch}.block_count is 2147483647, expected no"):
+            build(file)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("arch", "dims", "key", "value"),
+    [
+        ("gemma3", {}, "rope.freq_base_swa", 0.0),
+        ("gemma3", {}, "final_logit_softcapping", -30.0),
+        ("gemma3", {}, "final_logit_softcapping", 1e-45),
+        ("gemma3", {"n_layers": 62, "n_heads": 64}, "attention.head_count", 64),
+        ("granite", {}, "logit_scale", 1e-45),
+        ("granite", {}, "attention.scale", -1.0),
+        ("hunyuan-dense", {}, "rope.scaling.alpha", 3e38),
+        ("olmo2", {}, "attention.sliding_window_pattern", np.array([float("nan")], np.float32)),
+        ("exaone4", {}, "attention.sliding_window_pattern", 0),
+    ],
+)
+def test_a_damaged_number_of_a_family_is_named(tmp_path, arch, dims, key, value):
+    size = {"n_embd": 32, "n_ff": 32, "head_dim": 4, "formats": "F32", "n_vocab": 288}
+    with pytest.raises(ModelFileError, match=f"{arch}.{key} is "):
+        tiny(tmp_path, arch, {f"{arch}.{key}": value}, **(size | dims))
 
 
 numbers = (
     st.integers(-(2**40), 2**40)
     | st.integers(-2, 9)
+    | st.sampled_from([2**n + d for n in (5, 8, 16, 24, 31, 32, 63) for d in (-1, 0)])
+    | st.sampled_from(
+        [0.0, -0.0, 1e-45, 1e-38, 1.0, 3e38, float("nan"), float("inf"), np.float64(1e300)]
+    )
     | st.floats(width=32)
     | st.text(max_size=5)
     | st.booleans()
@@ -268,24 +315,51 @@ numbers = (
 )
 
 
+RARE = (
+    ".rope.scaling.type",
+    ".rope.scaling.factor",
+    ".rope.scaling.attn_factor",
+    ".rope.scaling.original_context_length",
+    ".rope.scaling.alpha",
+    ".rope.freq_base_swa",
+    ".expert_count",
+    ".expert_used_count",
+    ".expert_shared_count",
+    ".final_logit_softcapping",
+    ".attention.sliding_window",
+    ".attention.sliding_window_pattern",
+    ".attention.scale",
+    ".logit_scale",
+)
+"""Keys that only some families know."""
+
+
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=200, deadline=1000, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data(), arch=st.sampled_from(ARCHS))
 def test_any_settings_build_or_fail_in_one_sentence(tmp_path, data, arch):
     size = Dims(n_layers=1, n_embd=32, n_ff=32, head_dim=8, n_vocab=288)
     keys = hyper(arch, size)
-    extra = [f"{arch}.rope.scaling.type", f"{arch}.rope.scaling.factor", f"{arch}.expert_count"]
-    for key in data.draw(st.lists(st.sampled_from([*keys, *extra]), max_size=3)):
-        keys[key] = data.draw(numbers)
-    tensors = {
-        name: (shape, 0, bytes(4 * int(np.prod(shape))))
-        for name, shape in tensor_shapes(arch, size).items()
-    }
+    for key in data.draw(st.lists(st.sampled_from([*keys, *(arch + k for k in RARE)]), max_size=3)):
+        if key.endswith("scaling.type") and data.draw(st.booleans()):
+            keys[key] = data.draw(st.sampled_from(["linear", "yarn", "none"]))
+        else:
+            keys[key] = data.draw(numbers)
+    shapes = tensor_shapes(arch, size)
+    types = {}
+    for name in data.draw(st.lists(st.sampled_from([*shapes]), max_size=2)):
+        types[name] = data.draw(st.sampled_from([0, 0, 1, 2, 8, 24, 26, 28, 30, 39]))
+    tensors = {}
+    for name, shape in shapes.items():
+        kind = GGML_TYPES[types.get(name, 0)]
+        if shape[-1] % kind.values:
+            kind = GGML_TYPES[0]
+        tensors[name] = (shape, kind.id, bytes(int(np.prod(shape)) // kind.values * kind.nbytes))
     file = GGUFFile.open(write_gguf(tmp_path / "m.gguf", keys, tensors))
     try:
         verify(build(file))
-    except KineticError as error:
+    except (ModelFileError, UnsupportedError) as error:  # nothing else: it is the file's fault
         assert "\n" not in str(error)
 
 
