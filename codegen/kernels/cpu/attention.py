@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import kinetic.ir.math as kmath
-from kinetic.codegen.kernels.cpu.rows import norm_factor
+from kinetic.codegen.kernels.cpu.rows import norm_factor, wide_lanes
 from kinetic.codegen.kernels.cpu.simd import (
     F32,
     CpuFunction,
@@ -268,11 +268,11 @@ class _Segment:
             heads = range(at, min(at + self.value_heads, shape.shared))
             self.accumulate(values, heads, first, last)
 
-    def visible(self, group: Value, first: Value, last: Value) -> Value:
-        """Which of the eight positions of a group the row sees."""
+    def visible(self, group: Value, first: Value, last: Value, count: int = 8) -> Value:
+        """Which of the positions from a group on the row sees."""
         k = self.k
-        lanes = k.vector("i32", range(8)) + k.splat((group << 3).cast("trunc", "i32"), 8)
-        low, high = (k.splat(v.cast("trunc", "i32"), 8) for v in (first, last))
+        lanes = k.vector("i32", range(count)) + k.splat((group << 3).cast("trunc", "i32"), count)
+        low, high = (k.splat(v.cast("trunc", "i32"), count) for v in (first, last))
         return lanes.compare("sge", low) & lanes.compare("slt", high)
 
     def score_at(self, head: int, group: Value) -> Value:
@@ -315,12 +315,20 @@ class _Segment:
         new = fmax(k, old, lane_max(k, g.results[0]))
         k.store(new, self.maximum(head))
         m = k.splat(new, 8)
-        with k.loop(0, groups, carry=[k.zero(F32)]) as g:
+        # Wider than the machine's vectors, for side-by-side chains; groups past the last
+        # are not visible, and add zeros.
+        count = wide_lanes(k) // 8
+        wide, lanes = MathOn(k, 8 * count), vec(8 * count, "float")
+        shift = k.splat(new, 8 * count)
+        with k.loop(0, groups, count, carry=[k.zero(F32)]) as g:
             address = self.score_at(head, g.index)
-            e = kmath.exp_nonpositive(b, k.load(F32, address, align=32) - m)
-            e = k.select(self.visible(g.index, first, last), e, k.zero(F32))
+            e = kmath.exp_nonpositive(wide, k.load(lanes, address, align=32) - shift)
+            e = k.select(self.visible(g.index, first, last, 8 * count), e, k.zero(lanes))
             k.store(e, address, align=32)
-            g.next = [g.carried[0] + e]
+            total = g.carried[0]
+            for i in range(count):
+                total = total + k.shuffle(e, list(range(8 * i, 8 * i + 8)))
+            g.next = [total]
         shrink = kmath.exp_nonpositive(b, k.splat(old, 8) - m)
         total = k.load("float", self.total(head)) * shrink.at(0) + lane_tree(k, g.results[0])
         k.store(total, self.total(head))

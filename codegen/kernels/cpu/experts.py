@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import kinetic.ir.math as kmath
 from kinetic.codegen.kernels.cpu.matmul import Epilogue, matmul
 from kinetic.codegen.kernels.cpu.matmul_float import matmul_float
-from kinetic.codegen.kernels.cpu.rows import ACTIVATIONS, quantize_block
+from kinetic.codegen.kernels.cpu.rows import gated, quantize_block
 from kinetic.codegen.kernels.cpu.simd import F32, I32, Kernel, MathOn, lane_max
 from kinetic.codegen.targets.llvm_ir import Function, Value, vec
 from kinetic.codegen.targets.llvm_x86 import CpuTarget
@@ -350,12 +350,11 @@ def expert_glu(target: CpuTarget, act: str, block: int | None) -> Kernel:
     k = Kernel(f"expert_glu_{act}" + (f"_quantize_{block}" if block else ""), target)
     gate, up, out, routing, width = (k.argument(t) for t in ("ptr", "ptr", "ptr", "ptr", "i64"))
     pairs = k.load("i64", routing, PAIRS, align=8)
-    b, f = MathOn(k), ACTIVATIONS[act]
     if block is None:
         low, high = k.share((pairs * width).udiv(32))
         with k.loop(low, high) as v:
             at = v.index << 5
-            k.store(f(b, k.load(F32, gate, at)) * k.load(F32, up, at), out, at)
+            k.store(gated(k, act, gate, up, at, 8), out, at)
         k.ret()
         return k
     blocks = width.udiv(4 * block)
@@ -367,7 +366,7 @@ def expert_glu(target: CpuTarget, act: str, block: int | None) -> Kernel:
         quantize_block(
             k,
             block,
-            lambda at: f(b, k.load(F32, g, at)) * k.load(F32, u, at),
+            lambda at, lanes: gated(k, act, g, u, at, lanes),
             index * (4 * block),
             placed.block(index),
         )

@@ -44,8 +44,17 @@ ZERO_BELOW = (127 - 100) << 23
 INFINITY = 0x7F800000
 NORM_CHAINS = 32
 
-Source = Callable[[Value], Value]
-"""Byte offset within the row -> the eight values there."""
+Source = Callable[[Value, int], Value]
+"""(byte offset within the row, lanes) -> so many values from there on."""
+
+
+def wide_lanes(k: CpuFunction) -> int:
+    """Lanes of long elementwise chains.
+
+    A vector wider than the machine's becomes several instructions side by side, which
+    hides the latency of one long chain of dependent ones.
+    """
+    return 32 if k.target.registers >= 32 else 16
 
 
 def quantize_block(k: CpuFunction, block: int, source: Source, start: Value, out: Value) -> None:
@@ -53,14 +62,15 @@ def quantize_block(k: CpuFunction, block: int, source: Source, start: Value, out
 
     `start` is the byte offset of the block within the row, `out` its activation block.
     """
-    vectors = block // 8
+    vectors, lanes = block // 8, wide_lanes(k)
     staged = k.alloca(F32, vectors)
     b = MathOn(k)
-    with k.loop(0, vectors, carry=[k.zero(I32)]) as i:
-        offset = i.index << 5
-        x = source(start + offset)
+    wide = vec(lanes, "i32")
+    with k.loop(0, block // lanes, carry=[k.zero(wide)]) as i:
+        offset = i.index * (4 * lanes)
+        x = source(start + offset, lanes)
         k.store(x, staged, offset, align=32)
-        size = x.cast("bitcast", I32) & 0x7FFFFFFF
+        size = x.cast("bitcast", wide) & 0x7FFFFFFF
         seen = i.carried[0]
         i.next = [k.select(size.compare("sgt", seen), size, seen)]
     largest = k.splat(lane_max(k, i.results[0]), 8)
@@ -142,16 +152,18 @@ def norm(target: CpuTarget, *, weighted: bool, block: int | None, heads: bool = 
         row = k.gep(x, t.index * width)
         factor = norm_factor(k, row, width, inverse, eps)
 
-        def normed(offset: Value, row: Value = row, factor: Value = factor) -> Value:
-            y = k.load(F32, row, offset) * factor
-            return y * k.load(F32, w, offset) if weighted else y
+        def normed(offset: Value, lanes: int, row: Value = row, factor: Value = factor) -> Value:
+            type_ = vec(lanes, "float")
+            by = factor if lanes == 8 else k.splat(factor.at(0), lanes)
+            y = k.load(type_, row, offset) * by
+            return y * k.load(type_, w, offset) if weighted else y
 
         if block:
             _quantize_row(k, block, normed, width, rows, t.index, out)
         else:
             target_row = k.gep(out, t.index * width)
             with k.loop(0, width, 32) as i:
-                k.store(normed(i.index), target_row, i.index)
+                k.store(normed(i.index, 8), target_row, i.index)
     k.ret()
     return k
 
@@ -192,11 +204,19 @@ def quantize(target: CpuTarget, block: int) -> Kernel:
 
     def sources(row: Value) -> Source:
         base = k.gep(x, row)
-        return lambda offset: k.load(F32, base, offset)
+        return lambda offset, lanes: k.load(vec(lanes, "float"), base, offset)
 
     _elementwise_block(k, block, sources, width, rows, out)
     k.ret()
     return k
+
+
+def gated(k: CpuFunction, act: str, gate: Value, up: Value, offset: Value, lanes: int) -> Value:
+    """`act(gate) * up` of so many values from `offset` on."""
+    type_ = vec(lanes, "float")
+    return ACTIVATIONS[act](MathOn(k, lanes), k.load(type_, gate, offset)) * k.load(
+        type_, up, offset
+    )
 
 
 def glu(target: CpuTarget, act: str, block: int | None) -> Kernel:
@@ -207,11 +227,10 @@ def glu(target: CpuTarget, act: str, block: int | None) -> Kernel:
     k = Kernel(f"glu_{act}" + (f"_quantize_{block}" if block else ""), target)
     gate, up, out, width = (k.argument(t) for t in ("ptr", "ptr", "ptr", "i64"))
     rows = k.load("i64", k.argument("ptr"), align=8)
-    b, f = MathOn(k), ACTIVATIONS[act]
 
     def sources(row: Value) -> Source:
         g, u = k.gep(gate, row), k.gep(up, row)
-        return lambda offset: f(b, k.load(F32, g, offset)) * k.load(F32, u, offset)
+        return lambda offset, lanes: gated(k, act, g, u, offset, lanes)
 
     if block:
         _elementwise_block(k, block, sources, width, rows, out)
@@ -225,7 +244,7 @@ def _map_vectors(k: Kernel, source: Source, nbytes: Value, out: Value) -> None:
     low, high = k.share(nbytes.udiv(32))
     with k.loop(low, high) as i:
         offset = i.index << 5
-        k.store(source(offset), out, offset)
+        k.store(source(offset, 8), out, offset)
 
 
 def elementwise(target: CpuTarget, op: str) -> Kernel:
@@ -240,13 +259,15 @@ def elementwise(target: CpuTarget, op: str) -> Kernel:
     rows = k.load("i64", k.argument("ptr"), align=8)
     b = MathOn(k)
     forms: dict[str, Source] = {
-        "copy": lambda o: k.load(F32, x, o),
-        "add": lambda o: k.load(F32, x, o) + k.load(F32, y, o),
-        "mul": lambda o: k.load(F32, x, o) * k.load(F32, y, o),
-        "scale": lambda o: k.load(F32, x, o) * k.splat(c, 8),
-        "silu": lambda o: kmath.silu(b, k.load(F32, x, o)),
-        "gelu_tanh": lambda o: kmath.gelu_tanh(b, k.load(F32, x, o)),
-        "softcap": lambda o: k.splat(c, 8) * kmath.tanh(b, k.load(F32, x, o) * k.splat(inverse, 8)),
+        "copy": lambda o, n: k.load(F32, x, o),
+        "add": lambda o, n: k.load(F32, x, o) + k.load(F32, y, o),
+        "mul": lambda o, n: k.load(F32, x, o) * k.load(F32, y, o),
+        "scale": lambda o, n: k.load(F32, x, o) * k.splat(c, 8),
+        "silu": lambda o, n: kmath.silu(b, k.load(F32, x, o)),
+        "gelu_tanh": lambda o, n: kmath.gelu_tanh(b, k.load(F32, x, o)),
+        "softcap": lambda o, n: (
+            k.splat(c, 8) * kmath.tanh(b, k.load(F32, x, o) * k.splat(inverse, 8))
+        ),
     }
     _map_vectors(k, forms[op], rows * width, out)
     k.ret()
