@@ -87,6 +87,49 @@ def test_a_folder_that_cannot_be_used_costs_only_time(tmp_path: Path, where: str
         assert [p.name for p in folder.iterdir()] == ["k.o"], "no litter"
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes in this file system")
+@pytest.mark.parametrize("link", [False, True])
+def test_a_pipe_in_place_of_an_entry_is_a_miss(tmp_path: Path, link: bool) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    os.mkfifo(tmp_path / "pipe" if link else folder / "k.o")
+    if link:
+        (folder / "k.o").symlink_to(tmp_path / "pipe")
+    code = (
+        "import sys; from pathlib import Path; from kinetic.codegen.objects import cached_object;"
+        "assert cached_object(Path(sys.argv[1]), 'k', lambda: b'made') == b'made'"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True, timeout=60)
+    assert cached_object(folder, "k", never) == b"made", "and replaced"
+
+
+def test_the_folder_keeps_what_was_used_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "KEEP_ENTRIES", 3)
+    stale, fresh = tmp_path / ".k.stale", tmp_path / ".k.fresh"
+    stale.write_bytes(b"of a killed process")
+    os.utime(stale, (1.0, 1.0))
+    fresh.write_bytes(b"of a process at work")
+    (tmp_path / "other.txt").write_bytes(b"not ours")
+    for age, key in enumerate(["a", "b", "c"]):
+        cached_object(tmp_path, key, lambda: OBJECT)
+        os.utime(tmp_path / f"{key}.o", (1000.0 + age, 1000.0 + age))
+    cached_object(tmp_path, "a", never)
+    cached_object(tmp_path, "d", lambda: OBJECT)
+    assert [p.stem for p in entries(tmp_path)] == ["a", "c", "d"], "b was used longest ago"
+    assert sorted(p.name for p in tmp_path.iterdir() if p.suffix != ".o") == [
+        ".k.fresh",
+        "other.txt",
+    ]
+    monkeypatch.setattr(objects, "KEEP_BYTES", 2 * (len(OBJECT) + 32))
+    cached_object(tmp_path, "e", lambda: OBJECT)
+    assert len(entries(tmp_path)) == 2
+    monkeypatch.setattr(objects, "KEEP_BYTES", 1)
+    assert cached_object(tmp_path, "f", lambda: OBJECT) == OBJECT
+    assert [p.stem for p in entries(tmp_path)] == ["f"], "the newest stays, whatever its size"
+
+
 @pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere"
 )
