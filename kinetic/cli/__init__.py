@@ -1,7 +1,8 @@
 """The `kinetic` command: finds the subcommand, runs it, turns errors into exit codes.
 
 Nothing heavy is imported here. Each command lives in a module of its name, imported when it
-runs, so `kinetic --help` answers before numpy or LLVM could load.
+runs, so `kinetic --help` answers before numpy or LLVM could load, and Ctrl-C while they load
+meets `main`.
 
 Exit codes: 0 done, 1 the command failed, 2 the command line is wrong, 130 Ctrl-C.
 """
@@ -15,7 +16,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from kinetic._version import __version__
-from kinetic.cli.terminal import STDOUT, write_out
 from kinetic.errors import InternalError, KineticError, UsageError
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print_error("there is not enough memory; close other programs or use a smaller model.")
         return 1
     except OSError as error:
+        from kinetic.cli.terminal import STDOUT
+
         if error.filename == STDOUT:
             _drop_stdout()
         where = f"{error.filename}: " if error.filename else ""
@@ -66,6 +68,8 @@ def dispatch(arguments: list[str]) -> int:
 
     Raises: UsageError for an unknown command or option.
     """
+    from kinetic.cli.terminal import write_out
+
     first = arguments[0] if arguments else "--help"
     if first in ("-h", "--help", "help"):
         if first == "help" and len(arguments) > 1:

@@ -14,7 +14,7 @@ import pytest
 import kinetic as package
 from kinetic.cli import COMMANDS, NOT_YET, main
 
-HEAVY = ("numpy", "llvmlite", "tokenizers", "jinja2", "regex", "lark", "rich", "psutil", "blake3")
+HEAVY = ("numpy", "llvmlite", "jinja2", "regex", "lark", "rich", "psutil", "blake3")
 
 
 def test_help_lists_every_command(kinetic):
@@ -137,6 +137,19 @@ def test_ctrl_c_ends_cleanly(tmp_path):
         out, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert (out, err) == (b"", b"")
+
+
+def test_ctrl_c_while_the_command_is_imported_ends_cleanly_too():
+    code = (
+        "import sys, kinetic.__main__ as program\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.startswith('kinetic.cli'): raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "sys.exit(program.main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def _wait_until_it_reads(pid: int) -> None:

@@ -1,4 +1,4 @@
-"""The environment settings and the KINETIC_DEBUG ladder."""
+"""The environment settings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from kinetic._debug import Debug, debug
 from kinetic.errors import UsageError
 from kinetic.settings import SETTINGS, cache_dir, color_allowed, debug_level, models_dir
 
@@ -49,16 +48,6 @@ def test_another_level_is_a_usage_error(monkeypatch, text):
     monkeypatch.setenv("KINETIC_DEBUG", text)
     with pytest.raises(UsageError, match="from 0 to 6"):
         debug_level()
-
-
-def test_a_rung_prints_what_is_at_or_below_it(monkeypatch, capsys):
-    monkeypatch.setenv("KINETIC_DEBUG", "2")
-    debug(Debug.DEVICES, "avx2")
-    debug(Debug.TIMINGS, "load 0.1 s")
-    debug(Debug.PLAN, "never")
-    captured = capsys.readouterr()
-    assert captured.err == "[devices] avx2\n[timings] load 0.1 s\n"
-    assert captured.out == ""
 
 
 def test_colour_is_off_where_it_is_not_wanted(monkeypatch):
