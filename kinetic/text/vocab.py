@@ -87,6 +87,16 @@ _FIM_KEYS = {
     "fim_rep": ("fim_rep_token_id",),
     "fim_sep": ("fim_sep_token_id",),
 }
+_NO_TOKEN = (-1, (1 << 32) - 1)
+"""How converters write that there is no such token."""
+_MUST_EXIST = (
+    "bos_token_id",
+    "eos_token_id",
+    "eot_token_id",
+    "eom_token_id",
+    "unknown_token_id",
+)
+"""Special tokens that decide how a prompt reads or where an answer ends."""
 _ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 
@@ -128,6 +138,8 @@ class Vocab:
         self.n_tokens = len(self._strings)
         self._stored_kinds = self._numbers("tokenizer.ggml.token_type", np.dtype("<i4"))
         self.scores = self._numbers("tokenizer.ggml.scores", np.dtype("<f4"))
+        for name in _MUST_EXIST:
+            self.special_id(name)
 
     def _numbers(self, key: str, dtype: np.dtype[np.generic]) -> NDArray[np.generic] | None:
         values = self._gguf.get_array(key, None)
@@ -144,9 +156,24 @@ class Vocab:
         return values[: self.n_tokens].astype(dtype, copy=False)
 
     def special_id(self, name: str) -> int | None:
-        """The id that `tokenizer.ggml.NAME` holds, or None if it is absent or out of range."""
-        value = self._gguf.get_int(f"tokenizer.ggml.{name}", None)
-        return value if value is not None and 0 <= value < self.n_tokens else None
+        """The id that `tokenizer.ggml.NAME` holds, or None if it is absent.
+
+        One out of range is refused where answers depend on it. Others, such as a padding token
+        that a converter put after the vocabulary, are in good files and change nothing here:
+        they are taken as absent.
+
+        *Raises*: ModelFileError.
+        """
+        key = f"tokenizer.ggml.{name}"
+        value = self._gguf.get_int(key, None)
+        if value is None or 0 <= value < self.n_tokens:
+            return value
+        if name in _MUST_EXIST and value not in _NO_TOKEN:
+            raise ModelFileError(
+                f"metadata key {key} is {value}, but the vocabulary has {self.n_tokens} tokens; "
+                "convert the model again"
+            )
+        return None
 
     def text(self, token: int) -> bytes:
         """A token as the file spells it."""

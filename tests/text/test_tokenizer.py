@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -85,8 +86,19 @@ def test_unknown_kinds_and_damage(tmp_path: Path) -> None:
         load(tokenizer__ggml__model="rwkv")
     with pytest.raises(ModelFileError, match=r"token_type has 1 entries for 2 tokens"):
         load(tokenizer__ggml__merges=["a b"], tokenizer__ggml__token_type=[1])
-    tok = load(tokenizer__ggml__merges=["a b"], tokenizer__ggml__eos_token_id=99)
-    assert tok.eos_id is None and tok.encode("abz") == [0, 1]
+    for name in ("bos", "eos", "eot", "eom", "unknown"):
+        key = {f"tokenizer__ggml__{name}_token_id": 2}
+        with pytest.raises(ModelFileError, match=rf"ggml\.{name}_token_id is 2, .* has 2 tokens"):
+            load(tokenizer__ggml__merges=["a b"], **key)
+    for harmless in (
+        {"tokenizer__ggml__eos_token_id": np.uint32(2**32 - 1)},  # "there is none"
+        {"tokenizer__ggml__eos_token_id": np.int32(-1)},
+        {"tokenizer__ggml__padding_token_id": 99},
+        {"tokenizer__ggml__fim_pre_token_id": 99},
+    ):
+        tok = load(tokenizer__ggml__merges=["a b"], **harmless)
+        assert tok.eos_id is None and tok.encode("abz") == [0, 1]
+        assert not tok.end_ids and not tok.vocab.fim
 
 
 @given(st.text(max_size=80))
