@@ -14,7 +14,7 @@ import pytest
 import kinetic as package
 from kinetic.cli import COMMANDS, NOT_YET, main
 
-HEAVY = ("numpy", "llvmlite", "jinja2", "regex", "lark", "rich", "psutil", "blake3")
+HEAVY = ("numpy", "llvmlite", "jinja2", "lark", "rich", "psutil", "blake3")
 
 
 def test_help_lists_every_command(kinetic):
