@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,31 @@ def test_every_bit_of_a_block_is_read_once(fmt: BlockFormat) -> None:
         used |= {fmt.dmin, fmt.dmin + 1}
     scale_bytes = set(range(fmt.nbytes)) - used
     assert len(used) <= fmt.nbytes and bool(scale_bytes) == (fmt.scale is not None)
+
+
+@each_block_format
+def test_a_declaration_has_a_shape_that_kernels_know(fmt: BlockFormat) -> None:
+    """Other shapes may compile, and compute nonsense; docs/add-a-quant.md lists what fits."""
+    assert fmt.values in (32, 64, 128, 256)
+    assert fmt.planes and 1 <= fmt.bits <= 8
+    assert all(p.bits in (1, 2) for p in fmt.planes if isinstance(p, BitMask))
+    assert fmt.codebook is None or len(fmt.codebook) <= min(16, 1 << fmt.bits)
+    assert fmt.group is None or (fmt.group in (16, 32) and fmt.values == 256)
+    assert (fmt.group is None) == (fmt.scale is None)
+    assert fmt.update is None or (fmt.update == 16 and fmt.values < 256 and not fmt.min_sign)
+    assert fmt.min_sign == 0 or fmt.min_sign == (-1 if fmt.values == 256 else 1)
+    assert (fmt.min_sign != 0) == (fmt.dmin is not None)
+    assert (fmt.min_sign < 0) == (fmt.minimum is not None)
+    assert fmt.d_factor > 0 and np.frexp(fmt.d_factor)[0] == 0.5, "a power of two"
+
+
+def test_the_docs_say_where_a_format_goes(golden_dir: Path) -> None:
+    """Every file that the page names exists."""
+    page = (golden_dir.parent / "docs" / "add-a-quant.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:ir|tests|golden|docs|scripts)/[^` ]+?\.[a-z]+)[`: ]", page)
+    assert len(named) >= 8
+    for name in named:
+        assert (golden_dir.parent / name).is_file(), name
 
 
 @each_block_format
