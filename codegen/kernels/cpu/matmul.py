@@ -53,6 +53,8 @@ CHAINS = 4
 """P of a block-quantized product."""
 PANEL = 16
 """Row groups that stay in the second-level cache while token tiles pass by."""
+ONE_ROW_DRAW = 2
+"""Times longer a thread's draw is when there is a single row."""
 PREFETCH = 2048
 """Bytes the single-row loop asks ahead."""
 
@@ -415,6 +417,9 @@ def split_rows(
     chunk: Value,
 ) -> None:
     """Draw chunks of row groups and call the loop nest that fits the number of rows."""
+    # A single row streams weights from memory, and a stream takes a while to get going:
+    # longer draws than for many rows, where a draw's weights pass by the activations.
+    chunk = k.select(rows.compare("eq", 1), chunk * ONE_ROW_DRAW, chunk)
     chunks = (groups + chunk - 1).udiv(chunk)
 
     def work(item: Value) -> None:
