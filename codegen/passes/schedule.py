@@ -9,7 +9,7 @@ Source: linear-scan allocation (Poletto and Sarkar, 1999) over a straight line o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ from kinetic.codegen.kernels.cpu.layout import packed_size
 from kinetic.codegen.kernels.cpu.matmul import Epilogue, matmul
 from kinetic.codegen.kernels.cpu.matmul_float import matmul_float
 from kinetic.codegen.kernels.cpu.repack import repack
+from kinetic.codegen.passes.arena import Arena
 from kinetic.codegen.targets.llvm_ir import Function
 from kinetic.codegen.targets.llvm_x86 import CpuTarget
 from kinetic.errors import UnsupportedError
@@ -55,46 +56,10 @@ from kinetic.ir.quant import FORMATS
 from kinetic.ir.quant.base import BlockFormat, FloatFormat, Format
 from kinetic.ir.types import QuantType, RoutingType, TensorType, WeightType
 
-ALIGN = 64
 _VIEWS = ("split_heads", "merge_heads")
 
 Region = tuple[str, int, int]
 """Memory that a launch touches: (space, from, to)."""
-
-
-@dataclass
-class Arena:
-    """First-fit allocation of byte ranges, with frees that wait for a barrier."""
-
-    free: list[tuple[int, int]] = field(default_factory=lambda: [(0, 1 << 62)])
-    waiting: list[tuple[int, int]] = field(default_factory=list)
-    top: int = 0
-
-    def take(self, nbytes: int) -> tuple[int, int]:
-        """A range of at least `nbytes`, aligned."""
-        nbytes = -(-nbytes // ALIGN) * ALIGN
-        for i, (start, stop) in enumerate(self.free):
-            if stop - start >= nbytes:
-                self.free[i] = (start + nbytes, stop)
-                self.top = max(self.top, start + nbytes)
-                return start, start + nbytes
-        raise AssertionError("the last free range has no end")
-
-    def release(self, span: tuple[int, int]) -> None:
-        """Give a range back after the next barrier."""
-        self.waiting.append(span)
-
-    def barrier(self) -> None:
-        """Ranges that waited become free; neighbours join."""
-        spans = sorted(s for s in self.free + self.waiting if s[0] < s[1])
-        self.waiting = []
-        joined: list[tuple[int, int]] = []
-        for start, stop in spans:
-            if joined and joined[-1][1] == start:
-                joined[-1] = (joined[-1][0], stop)
-            else:
-                joined.append((start, stop))
-        self.free = joined
 
 
 @dataclass

@@ -18,7 +18,6 @@ from typing import Self
 
 from kinetic.errors import InternalError
 
-_SIZES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "half": 2, "float": 4, "ptr": 8}
 _VECTOR = re.compile(r"<(\d+) x (\w+)>")
 
 
@@ -37,11 +36,6 @@ def scalar_of(type_: str) -> str:
     """The element type of a vector type, or the scalar type itself."""
     match = _VECTOR.fullmatch(type_)
     return match[2] if match else type_
-
-
-def size_of(type_: str) -> int:
-    """Bytes a value of this type takes in memory."""
-    return max(1, lanes_of(type_)) * _SIZES[scalar_of(type_)]
 
 
 def float_bits(value: float) -> str:

@@ -25,7 +25,8 @@ from support.random_graphs import random_graph
 from support.tiny_models import ARCHS, tiny_model
 
 from kinetic.codegen.kernels.cpu.experts import routing_size
-from kinetic.codegen.passes.schedule import Arena, Schedule
+from kinetic.codegen.passes.arena import Arena
+from kinetic.codegen.passes.schedule import Schedule
 from kinetic.codegen.pipeline import run_passes, schedule
 from kinetic.errors import UnsupportedError
 from kinetic.families import build

@@ -113,9 +113,6 @@ class MathOn:
     def isub(self, x: Value, y: Value) -> Value:
         return x - y
 
-    def imul(self, x: Value, y: Value) -> Value:
-        return x * y
-
     def iand(self, x: Value, y: Value) -> Value:
         return x & y
 
