@@ -1,0 +1,9 @@
+"""Scheduling: the lowered graph as kernel launches, with barriers and a memory plan.
+
+`core.py` has the walk and its memory; the other files say what each op launches.
+"""
+
+from kinetic.codegen.passes.schedule import attention, experts, products, rows
+from kinetic.codegen.passes.schedule.core import Schedule, Scheduler
+
+__all__ = ["Schedule", "Scheduler", "attention", "experts", "products", "rows"]
