@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +24,13 @@ from kinetic.codegen.pipeline import CPU_PASSES, compile_graph, kernel_functions
 from kinetic.codegen.pipeline import schedule as make_schedule
 from kinetic.codegen.targets.llvm_x86 import CpuTarget, assembly, cpu_target, module_text
 from kinetic.errors import ContextError, UnsupportedError, UsageError
+from kinetic.generation import (
+    Event,
+    FinishEvent,
+    Generation,
+    GenerationRequest,
+    TextEvent,
+)
 from kinetic.ir.gguf import GGUFFile
 from kinetic.ir.graph import Graph
 from kinetic.ir.program import Launch, Program
@@ -33,8 +40,9 @@ from kinetic.runtime.devices.weights import LoadOptions, Progress
 from kinetic.runtime.engine import Engine
 from kinetic.runtime.memory import Memory, context_that_fits, memory_of, usable_memory
 from kinetic.runtime.repack_cache import DEFAULT_LIMIT, CacheEntry, entry_key
+from kinetic.runtime.request import Request
 from kinetic.runtime.sampling import DRY_BREAKERS, Sampler, SamplingParams
-from kinetic.runtime.sequence import Sequence
+from kinetic.runtime.scheduler import Scheduler
 from kinetic.text.breakers import token_sequences
 from kinetic.text.chat_template import ChatTemplate
 from kinetic.text.tokenizer import Tokenizer
@@ -70,6 +78,12 @@ class Stats:
     stop_reason: str = "length"
     """`end` (the model ended), `stop` (a stop text), `length` or `context`."""
 
+    def take(self, finish: FinishEvent) -> None:
+        """Fill in what the end of an answer tells."""
+        counts, self.stop_reason = finish.counts, finish.reason
+        self.prompt_seconds, self.generate_seconds = counts.prompt_seconds, counts.generate_seconds
+        self.generated_tokens = counts.generated_tokens
+
 
 class Model:
     """A loaded model: tokenizer, chat template and an engine on a device."""
@@ -77,6 +91,7 @@ class Model:
     def __init__(self, file: GGUFFile, graph: Graph, engine: Engine, threads: int):
         self.file, self.graph, self.engine = file, graph, engine
         self.threads, self.n_ctx = threads, engine.n_ctx
+        self.scheduler = Scheduler(engine)
         self.device_name = CPU_NAME
         self.device_class = engine.device.program.device_class
         metadata = cast(Metadata, file)  # its getters are generic in the default's type
@@ -225,13 +240,47 @@ class Model:
                 f"the prompt has {len(prompt)} tokens and the context holds {self.n_ctx}; "
                 "shorten it or raise -c"
             )
-        sampler = Sampler(self._resolved(params or SamplingParams()), n_vocab)
-        sequence = self.engine.new_sequence()
+        request = GenerationRequest(prompt, params or SamplingParams(), max_tokens, tuple(stop))
         stats = self.last_stats = Stats(prompt_tokens=len(prompt))
-        try:
-            yield from self._answer(prompt, sampler, sequence, stats, max_tokens, stop)
-        finally:
-            sequence.close()
+        last = 0
+        for event in self.start(request).events():
+            if isinstance(event, TextEvent):
+                last = last if event.token is None else event.token.id
+                if event.token is None or event.token.id not in self.tokenizer.end_ids:
+                    yield Piece(event.text, last)
+            elif isinstance(event, FinishEvent):
+                stats.take(event)
+                if event.error is not None:
+                    raise event.error
+
+    def start(
+        self, request: GenerationRequest, on_event: Callable[[Event], None] | None = None
+    ) -> Generation:
+        """Begin an answer; it runs on the engine's thread beside others.
+
+        With `on_event`, events go there, on the engine's thread, instead of `events()`.
+
+        *Raises* `ContextError` where the prompt cannot fit, `UsageError` for settings that
+        name tokens the model lacks.
+        """
+        params = self._resolved(request.params)
+        sampler = Sampler(params, self.graph.meta.n_vocab, request.choice)
+        ends = frozenset() if request.ignore_eos else frozenset(self.tokenizer.end_ids)
+        generation = Generation(self.tokenizer, request.stop, ends, sampler.seed, on_event)
+        generation.ticket = self.scheduler.submit(
+            Request(
+                request.prompt_ids,
+                sampler,
+                ends,
+                request.max_tokens,
+                request.logprobs,
+                request.constraint,
+                request.salt,
+                request.deadline,
+            ),
+            generation,
+        )
+        return generation
 
     def _resolved(self, params: SamplingParams) -> SamplingParams:
         """The settings with the texts of DRY's breakers as token sequences."""
@@ -244,47 +293,6 @@ class Model:
         if texts not in self._breakers:
             self._breakers[texts] = token_sequences(self.tokenizer, texts)
         return params.with_overrides(dry_sequence_breakers=ids + self._breakers[texts])
-
-    def _answer(
-        self,
-        prompt: list[int],
-        sampler: Sampler,
-        sequence: Sequence,
-        stats: Stats,
-        max_tokens: int | None,
-        stop: Items[str],
-    ) -> Iterator[Piece]:
-        """The loop of one answer: sample, show, run the token, until something ends it."""
-        for token in prompt:
-            sampler.accept(token)
-        started = time.perf_counter()
-        logits = self.engine.prefill(sequence, prompt)
-        stats.prompt_seconds = time.perf_counter() - started
-        decoder, held = self.tokenizer.stream_decoder(), StopText(stop)
-        ends = self.tokenizer.end_ids
-        started = time.perf_counter()
-        while max_tokens is None or stats.generated_tokens < max_tokens:
-            token = sampler.sample(logits, stats.generated_tokens)
-            sampler.accept(token)
-            stats.generated_tokens += 1
-            stats.generate_seconds = time.perf_counter() - started
-            if token in ends:
-                stats.stop_reason = "end"
-                break
-            text = held.push(decoder.push(token))
-            yield Piece(text, token)
-            if held.found:
-                stats.stop_reason = "stop"
-                return
-            if stats.generated_tokens == max_tokens:
-                break
-            if len(sequence) >= self.n_ctx:
-                stats.stop_reason = "context"
-                break
-            logits = self.engine.decode(sequence, token)
-        rest = held.push(decoder.flush()) + held.flush()
-        if rest:
-            yield Piece(rest, token)
 
     @property
     def memory(self) -> Memory:
@@ -316,39 +324,9 @@ class Model:
 
     def close(self) -> None:
         """Give threads and the file back."""
+        self.scheduler.close()
         self.engine.device.close()
         self.file.close()
-
-
-class StopText:
-    """Holds text back while it may be the beginning of a stop text."""
-
-    def __init__(self, stops: Items[str]):
-        self._stops = [s for s in stops if s]
-        self._held = ""
-        self.found = False
-
-    def push(self, text: str) -> str:
-        """Text that is safe to show now; `found` is set once a stop text appeared."""
-        if not self._stops:
-            return text
-        self._held += text
-        hits = [at for at in (self._held.find(s) for s in self._stops) if at >= 0]
-        if hits:
-            self.found = True
-            shown, self._held = self._held[: min(hits)], ""
-            return shown
-        keep = max(
-            n for s in self._stops for n in range(len(s)) if n == 0 or self._held.endswith(s[:n])
-        )
-        cut = len(self._held) - keep
-        shown, self._held = self._held[:cut], self._held[cut:]
-        return shown
-
-    def flush(self) -> str:
-        """What is still held when the answer ends."""
-        held, self._held = self._held, ""
-        return held
 
 
 def _context(graph: Graph, asked: int | None) -> int:
