@@ -158,6 +158,7 @@ def compile_graph(
         packed=tuple(plan.packed.values()),
         vectors=tuple(plan.vectors.values()),
         caches=plan.caches,
+        states=plan.states,
         tables=tuple(plan.tables),
         outputs=plan.outputs,
         arena_bytes=plan.arena_bytes,

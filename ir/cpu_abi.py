@@ -39,7 +39,18 @@ STEP_PAGES = 40
 """Pointer to i64[T]: address of each row's page table, i32 page numbers."""
 STEP_OUT_ROWS = 48
 """Pointer to i32[R]: the rows whose outputs are wanted."""
-STEP_SIZE = 64
+STEP_STATE_IN = 56
+"""Pointer to i32[T]: the slot whose state a row goes on from, `CONTINUE` or `FRESH`."""
+STEP_STATE_OUT = 64
+"""Pointer to i32[T]: the slot that keeps the state after a row, or `NOT_KEPT`."""
+STEP_SIZE = 128
+
+CONTINUE = -1
+"""A row goes on from the state after the row before it in the step."""
+FRESH = -2
+"""A row goes on from a state of zeros: it is the first of its sequence."""
+NOT_KEPT = -1
+"""The state after a row is only for the next row."""
 
 # -- quantized activations, block-major: block b of row t is at (b * T + t) * stride ----
 ACT32_SCALE = 32

@@ -138,7 +138,11 @@ class Node:
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """A cache that the graph writes: kind, heads, widths of one head, sliding window."""
+    """What a layer keeps of a sequence: kind, heads, widths of one head, sliding window.
+
+    `attention`: keys `k` and values `v` wide at each position. `state`: one f32 matrix
+    `[k, v]` a head, which each row replaces.
+    """
 
     kind: str
     heads: int

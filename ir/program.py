@@ -8,7 +8,7 @@ addresses; the device binds those once, when it loads the program.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from kinetic.ir.ops.spec import Attr
@@ -25,6 +25,8 @@ class ArgKind(Enum):
     RAW = "the address of a tensor's bytes as the file has them, by name"
     CACHE_K = "the key pages of a cache, by name"
     CACHE_V = "the value pages of a cache, by name"
+    STATE = "a layer's state in slot 0, by name"
+    STATE_STRIDE = "bytes from a slot to the next"
     COS = "the cosines of a rope table, by number"
     SIN = "the sines of a rope table, by number"
     STEP = "the step block"
@@ -84,6 +86,21 @@ class CacheLayout:
 
 
 @dataclass(frozen=True)
+class StateLayout:
+    """A recurrent layer's state: f32 `[heads, rows, columns]` at `offset` bytes of a slot."""
+
+    heads: int
+    rows: int
+    columns: int
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state, padded to a cache line."""
+        return -(-4 * self.heads * self.rows * self.columns // 64) * 64
+
+
+@dataclass(frozen=True)
 class RopeTable:
     """The attributes of a rope table (see `ir/rope_tables.py`); `factors` names a tensor."""
 
@@ -123,3 +140,10 @@ class Program:
     """Largest attention state of one (row, key/value head, segment)."""
     link: Callable[[], Mapping[str, int]]
     """Puts the machine code into this process; kernel addresses by name."""
+    states: Mapping[str, StateLayout] = field(default_factory=dict)
+    """Recurrent layers; one slot holds the states of all of them."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot: what a sequence's recurrent layers know at one point of it."""
+        return sum(layout.nbytes for layout in self.states.values())

@@ -18,7 +18,8 @@ _CTX_STEP = 1024
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a loaded program takes: repacked weights, caches when full, work space."""
+    """Bytes that a loaded program takes: repacked weights, caches and recurrent states when
+    full, work space."""
 
     weights: int
     cache: int
@@ -30,11 +31,12 @@ class Memory:
         return self.weights + self.cache + self.work
 
 
-def memory_of(program: Program, n_pages: int) -> Memory:
-    """What a program takes with so many cache pages."""
+def memory_of(program: Program, n_pages: int, n_slots: int = 1) -> Memory:
+    """What a program takes with so many cache pages and slots of recurrent state."""
     weights = sum(w.nbytes for w in program.packed)
     page = sum(2 * layout.page_bytes for layout in program.caches.values())
-    return Memory(weights, n_pages * page, program.arena_bytes)
+    cache = n_pages * page + n_slots * program.slot_bytes
+    return Memory(weights, cache, program.arena_bytes)
 
 
 def usable_memory(root: Path = Path("/sys/fs/cgroup")) -> int:
@@ -55,7 +57,7 @@ def context_that_fits(program: Program, asked: int, *, explicit: bool, usable: i
     *Raises* `ContextError` where even the smallest does not fit.
     """
     fixed = memory_of(program, 0).total
-    page = memory_of(program, 1).cache
+    page = memory_of(program, 1).cache - memory_of(program, 0).cache
     n_ctx = asked
     while fixed + -(-n_ctx // PAGE) * page > usable:
         smaller = (n_ctx - 1) // _CTX_STEP * _CTX_STEP

@@ -1,4 +1,5 @@
-"""A sequence: the tokens run so far and the pages that hold their keys and values."""
+"""A sequence: the tokens run so far, the pages that hold their keys and values, and in models
+with recurrent layers the slot that holds the state after the last of them."""
 
 from __future__ import annotations
 
@@ -7,19 +8,22 @@ from collections.abc import Sequence as Items
 import numpy as np
 import numpy.typing as npt
 
-from kinetic.errors import ContextError
+from kinetic.errors import ContextError, InternalError
 from kinetic.ir.cpu_abi import PAGE
 from kinetic.runtime.pages import PagePool
+from kinetic.runtime.states import StatePool
 
 
 class Sequence:
     """One path of positions in the cache.
 
-    `table` is the page table rows point at; its address never changes.
+    `table` is the page table rows point at; its address never changes. `slot` is where the
+    state after the last token lies; None without `states` and while the sequence is empty.
     """
 
-    def __init__(self, pool: PagePool, n_ctx: int):
-        self._pool = pool
+    def __init__(self, pool: PagePool, n_ctx: int, states: StatePool | None = None):
+        self._pool, self._states = pool, states
+        self.slot: int | None = None
         self.n_ctx = n_ctx
         self.tokens: list[int] = []
         self.table: npt.NDArray[np.int32] = np.zeros(-(-n_ctx // PAGE), np.int32)
@@ -31,8 +35,8 @@ class Sequence:
     def extend(self, tokens: Items[int]) -> npt.NDArray[np.int64]:
         """Append tokens; the cache slots they write.
 
-        *Raises* `ContextError` when the context or the page pool is full; the sequence
-        is then as it was.
+        *Raises* `ContextError` when the context, the page pool or the pool of states is full;
+        the sequence is then as it was.
         """
         start, stop = len(self.tokens), len(self.tokens) + len(tokens)
         if stop > self.n_ctx:
@@ -42,6 +46,8 @@ class Sequence:
         needed = -(-stop // PAGE) - self._pages
         if needed > self._pool.available:
             self._pool_full(needed)
+        if self._states is not None and self.slot is None:
+            self.slot = self._states.take()
         for _ in range(needed):
             self.table[self._pages] = self._pool.take()
             self._pages += 1
@@ -57,7 +63,23 @@ class Sequence:
         )
 
     def truncate(self, length: int) -> None:
-        """Forget the positions from `length` on."""
+        """Forget the positions from `length` on.
+
+        *Raises* `InternalError` where that needs a state that is gone: recurrent layers keep
+        only the last one, so a shorter sequence needs a checkpoint (`Engine.rollback`).
+        """
+        if self._states is not None and 0 < length < len(self.tokens):
+            raise InternalError(
+                f"a sequence with recurrent layers cannot go back from {len(self.tokens)} tokens "
+                f"to {length}; roll back to a checkpoint"
+            )
+        self.forget(length)
+
+    def forget(self, length: int) -> None:
+        """Give back what lies past `length`; the state is the caller's to put right."""
+        if length == 0 and self._states is not None and self.slot is not None:
+            self._states.drop(self.slot)
+            self.slot = None
         del self.tokens[length:]
         keep = -(-length // PAGE)
         while self._pages > keep:

@@ -38,12 +38,23 @@ class Device(Protocol):
     """A program loaded with its weights, caches and threads."""
 
     program: Program
+    n_slots: int
+    """Slots of recurrent state, of `program.slot_bytes` each."""
 
     def step(self, rows: Rows) -> None:
         """Run the rows: write their cache slots, compute the wanted outputs."""
 
     def output(self, name: str, count: int) -> npt.NDArray[np.float32]:
         """The first `count` rows of an output of the last step; valid until the next."""
+
+    def read_state(self, slot: int) -> npt.NDArray[np.uint8]:
+        """A copy of what a slot of recurrent state holds."""
+
+    def write_state(self, slot: int, state: npt.NDArray[np.uint8]) -> None:
+        """Put back what `read_state` gave, into this slot or another."""
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Make a slot hold what another one does."""
 
     def close(self) -> None:
         """Give threads and memory back."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kinetic.errors import ContextError
+from kinetic.errors import ContextError, InternalError
 from kinetic.ir import cpu_abi as abi
 from kinetic.ir.program import Arg, ArgKind, CacheLayout, Launch, Program, RopeTable
 from kinetic.ir.quant import by_ggml_id
@@ -31,6 +31,9 @@ _LARGE_STEP = 256
 """Rows of a step after which the embedding table's pages are let go."""
 _TABLE_ROWS = 1024
 """Positions by which a rope table grows."""
+
+N_SLOTS = 8
+"""Recurrent states unless the caller says otherwise."""
 
 
 class _Rope:
@@ -66,7 +69,8 @@ class _Rope:
 class CpuDevice:
     """A program with its weights on this machine's CPU.
 
-    `n_ctx` bounds a row's position; `n_pages` is the size of every cache.
+    `n_ctx` bounds a row's position; `n_pages` is the size of every cache, `n_slots` the
+    number of recurrent states (memory that is never touched is never resident).
     """
 
     def __init__(
@@ -77,10 +81,12 @@ class CpuDevice:
         threads: int,
         n_ctx: int,
         n_pages: int,
+        n_slots: int = N_SLOTS,
         load: LoadOptions | None = None,
     ):
         self.program, self._source = program, source
         self.threads, self.n_ctx, self.n_pages = threads, n_ctx, n_pages
+        self.n_slots = n_slots if program.states else 0
         self._functions = program.link()
         self._pool = WorkerPool(self._functions, threads)
         self._arena = Mapping(program.arena_bytes)
@@ -96,6 +102,7 @@ class CpuDevice:
             program.packed, source, self._functions, self._pool, load or LoadOptions(), self._raw
         )
         self._caches = {name: self._cache(c) for name, c in program.caches.items()}
+        self._states = Mapping(self.n_slots * program.slot_bytes)
         self._plan = self._bind(program.launches)
 
     # -- loading ---------------------------------------------------------------------
@@ -143,6 +150,8 @@ class CpuDevice:
             return int(self._step.ctypes.data) + offset
         if kind is ArgKind.SCRATCH:
             return self._scratch.address
+        if kind is ArgKind.STATE_STRIDE:
+            return self.program.slot_bytes
         if isinstance(value, str):
             if kind is ArgKind.PACKED:
                 return self._weights.address[value]
@@ -150,6 +159,8 @@ class CpuDevice:
                 return int(self._vectors[value].ctypes.data)
             if kind is ArgKind.RAW:
                 return int(self._source.data(value).ctypes.data)
+            if kind is ArgKind.STATE:
+                return self._states.address + self.program.states[value].offset
             return self._caches[value][kind is ArgKind.CACHE_V].address
         number = int(value)
         if kind is ArgKind.BUFFER:
@@ -173,6 +184,8 @@ class CpuDevice:
                 f"a step of {count} rows with {wanted} outputs exceeds the program's "
                 f"{program.max_rows} and {program.max_outputs}"
             )
+        if program.states:
+            self._check_states(rows)
         for rope in self._ropes:
             rope.reach(int(rows.positions.max()))
         tables = np.array([t.ctypes.data for t in rows.tables], np.int64)
@@ -185,6 +198,8 @@ class CpuDevice:
         step[abi.STEP_SLOTS // 8] = rows.slots.ctypes.data
         step[abi.STEP_PAGES // 8] = tables.ctypes.data
         step[abi.STEP_OUT_ROWS // 8] = self._out_rows.ctypes.data
+        step[abi.STEP_STATE_IN // 8] = rows.state_in.ctypes.data
+        step[abi.STEP_STATE_OUT // 8] = rows.state_out.ctypes.data
         self._pool.run(self._plan)
         if count >= _LARGE_STEP:
             # A prompt touches rows all over the table; the system holds on to every page.
@@ -204,6 +219,40 @@ class CpuDevice:
         size = count * out.stride
         view = self._arena.bytes[out.offset : out.offset + size].view(np.float32)
         return view.reshape(count, out.stride // 4)[:, : out.width]
+
+    # -- recurrent states --------------------------------------------------------------
+    def _check_states(self, rows: Rows) -> None:
+        """Slots must exist, for kernels take them as they are."""
+        for slots, least in ((rows.state_in, abi.FRESH), (rows.state_out, abi.NOT_KEPT)):
+            if slots.shape != (len(rows),) or slots.min() < least or slots.max() >= self.n_slots:
+                raise InternalError(
+                    f"a step of {len(rows)} rows names the states {slots.tolist()[:8]}; there "
+                    f"must be one a row, below {self.n_slots}"
+                )
+        if rows.state_in[0] == abi.CONTINUE:
+            raise InternalError("the first row of a step has no row before it to go on from")
+
+    def _slot(self, slot: int) -> npt.NDArray[np.uint8]:
+        size = self.program.slot_bytes
+        if not 0 <= slot < self.n_slots:
+            raise InternalError(f"there is no slot {slot} of the {self.n_slots} for states")
+        return self._states.bytes[slot * size : (slot + 1) * size]
+
+    def read_state(self, slot: int) -> npt.NDArray[np.uint8]:
+        """A copy of what a slot of recurrent state holds."""
+        return self._slot(slot).copy()
+
+    def write_state(self, slot: int, state: npt.NDArray[np.uint8]) -> None:
+        """Put back what `read_state` gave, into this slot or another."""
+        if state.shape != (self.program.slot_bytes,):
+            raise InternalError(
+                f"a state of shape {state.shape} is not one of {self.program.slot_bytes} bytes"
+            )
+        self._slot(slot)[:] = state
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Make a slot hold what another one does."""
+        self._slot(target)[:] = self._slot(source)
 
     def close(self) -> None:
         """Stop the threads."""

@@ -32,6 +32,7 @@ from kinetic.ir.program import (
     Output,
     PackedWeight,
     RopeTable,
+    StateLayout,
     VectorWeight,
 )
 from kinetic.ir.quant import FORMATS
@@ -52,6 +53,7 @@ class Schedule:
     packed: dict[str, PackedWeight]
     vectors: dict[str, VectorWeight]
     caches: dict[str, CacheLayout]
+    states: dict[str, StateLayout]
     tables: list[RopeTable]
     outputs: dict[str, Output]
     arena_bytes: int
@@ -137,7 +139,7 @@ class Scheduler:
         self.limits = {"T": max_rows, "R": max_outputs}
         self.arena = Arena()
         self.place: dict[Node, tuple[int, int]] = {}
-        self.out = Schedule([], {}, {}, {}, [], {}, 0, 0, {})
+        self.out = Schedule([], {}, {}, {}, {}, [], {}, 0, 0, {})
         self._reads: list[Region] = []
         self._writes: list[Region] = []
         self._roots: dict[Node, Node] = {}
