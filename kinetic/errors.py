@@ -5,6 +5,8 @@
     ├── ModelFileError           a file is damaged, truncated or not GGUF    (exit 1)
     ├── UnsupportedError         a well-formed model needs something missing (exit 1)
     ├── ContextError             a request does not fit the context or the memory
+    ├── QueueFull                too many requests are waiting already
+    ├── NetworkError             a hub cannot be reached, or refuses          (exit 1)
     ├── TemplateError            a chat template refused the conversation
     └── InternalError            a bug in Kinetic; names the pass or the op
 
@@ -36,6 +38,14 @@ class UnsupportedError(KineticError):
 
 class ContextError(KineticError):
     """A request does not fit the context length or the memory."""
+
+
+class NetworkError(KineticError):
+    """A hub cannot be reached, refuses, or sends what it should not."""
+
+
+class QueueFull(KineticError):
+    """So many requests are waiting that one more is turned away; it may be sent again."""
 
 
 class TemplateError(KineticError):
