@@ -67,7 +67,8 @@ def gated_ffn(
 
 def moe(b: Builder, x: Node, cfg: Config, experts: Experts) -> Node:
     """The chosen experts of each row, their weights made to sum to 1, and the shared expert
-    where there is one: `[T, D]` to `[T, D]`. A bias `exp_probs_b` counts for the choice alone."""
+    where there is one, gated if it has a gate: `[T, D]` to `[T, D]`. A bias `exp_probs_b` counts
+    for the choice alone."""
     e, f, d = experts.count, experts.width, cfg.n_embd
     y = b.op(
         "experts",
@@ -85,6 +86,9 @@ def moe(b: Builder, x: Node, cfg: Config, experts: Experts) -> Node:
     if not experts.shared:
         return y
     shared = gated_ffn(b, x, cfg, kind="_shexp", width=experts.shared)
+    if b.has("ffn_gate_inp_shexp.weight"):
+        gate = b.weight("ffn_gate_inp_shexp.weight", (cfg.n_embd,))
+        shared = b.op("gate_rows", shared, x, gate, name="ffn_shexp_gated")
     return b.add(y, shared, "ffn_out")
 
 
@@ -94,12 +98,19 @@ def embedding(b: Builder, cfg: Config) -> tuple[Node, Node]:
     return b.embed(b.tokens(), table, "inp_embd"), table
 
 
-def logits(b: Builder, x: Node, table: Node, cfg: Config, name: str = "logits") -> Node:
+def logits(
+    b: Builder,
+    x: Node,
+    table: Node,
+    cfg: Config,
+    name: str = "logits",
+    norm_name: str = "output_norm",
+) -> Node:
     """The wanted rows `[R, D]`, normed, over the vocabulary: `[R, V]`.
 
     The head is `output.weight`, or the embedding where a file has none (a tied head).
     """
-    x = norm(b, b.take_outputs(x), "output_norm", cfg)
+    x = norm(b, b.take_outputs(x), norm_name, cfg)
     head = b.maybe_weight("output.weight", (cfg.n_vocab, cfg.n_embd)) or table
     return b.linear(x, head, b.maybe_weight("output.bias", (cfg.n_vocab,)), name)
 

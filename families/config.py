@@ -13,6 +13,7 @@ import numpy as np
 from kinetic.errors import ModelFileError, UnsupportedError
 from kinetic.ir.gguf import GGUFFile, display_path, printable
 from kinetic.ir.graph import CacheSpec, Meta
+from kinetic.ir.ops.recurrent import MOST_TAPS
 from kinetic.ir.ops.spec import Attr
 
 HARMLESS = frozenset(
@@ -93,6 +94,22 @@ class Hyper:
             return [bool(flag) for flag in found[:n_layers]]
         period = self.count(key, default)
         return [i % period != period - 1 for i in range(n_layers)]
+
+    def each_layer(self, key: str, n_layers: int, *, most: int = MOST) -> list[int]:
+        """A count from 0 for each layer: an array, or one number for all.
+
+        Raises: ModelFileError where an array is shorter than the model, or a count out of range.
+        """
+        self._read.add(key)
+        found = self.file.metadata.get(f"{self.arch}.{key}")
+        if not isinstance(found, np.ndarray):
+            return [self.count(key, least=0, most=most)] * n_layers
+        if len(found) < n_layers or found.dtype.kind not in "iu":
+            raise self.wrong(key, f"a count for each of {n_layers} layers")
+        counts = [int(n) for n in found[:n_layers]]
+        if min(counts) < 0 or max(counts) > most:
+            raise self.wrong(key, f"counts from 0 to {most}")
+        return counts
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number, as the shortest decimal that gives the same binary32.
@@ -247,6 +264,55 @@ class Experts:
         )
 
 
+def _feed_forward(h: Hyper) -> int:
+    """The width of the feed-forward; a mixture may give its experts' alone."""
+    if h.has("expert_feed_forward_length") and not h.has("feed_forward_length"):
+        return h.count("expert_feed_forward_length", most=MOST_WIDE)
+    return h.count("feed_forward_length", most=MOST_WIDE)
+
+
+def experts_if_any(h: Hyper, width: int) -> Experts | None:
+    """The mixture of a file that may have one; see `Experts.read`."""
+    n_used = h.count("expert_used_count", 0, least=0)
+    return Experts.read(h, width) if h.count("expert_count", 0, least=0) or n_used else None
+
+
+@dataclass(frozen=True)
+class SSM:
+    """A state-space block: `taps` of its convolution, `heads` of `width` channels whose states
+    have `state` rows, and `groups` of them that share their inputs."""
+
+    taps: int
+    heads: int
+    width: int
+    state: int
+    groups: int
+
+    @staticmethod
+    def read(h: Hyper) -> SSM:
+        """From `ssm.*`.
+
+        Raises: ModelFileError.
+        """
+        taps = h.count("ssm.conv_kernel", least=2, most=MOST_TAPS)
+        heads = h.count("ssm.time_step_rank", most=MOST_PARTS)
+        inner = h.count("ssm.inner_size", most=MOST_WIDE)
+        groups = h.count("ssm.group_count", most=MOST_PARTS)
+        state = h.count("ssm.state_size", most=MOST_PARTS)
+        if inner % heads:
+            raise h.wrong("ssm.inner_size", f"a multiple of {heads} heads")
+        if heads % groups:
+            raise h.wrong("ssm.group_count", f"a divisor of {heads}")
+        if state % 4:
+            raise h.wrong("ssm.state_size", "a multiple of 4")
+        return SSM(taps, heads, inner // heads, state, groups)
+
+    @property
+    def inner(self) -> int:
+        """Channels of all heads."""
+        return self.heads * self.width
+
+
 @dataclass(frozen=True)
 class Config:
     """What every decoder here has. Letters: see `docs/arithmetic.md`."""
@@ -263,14 +329,27 @@ class Config:
     n_vocab: int
     eps: float
     rope: Rope
+    recurrent: tuple[bool, ...] = ()
+    """Which layers have no attention, in families that may have such."""
 
     @staticmethod
-    def read(file: GGUFFile, *, rope_kind: str) -> Config:
-        """From the file's metadata; `done` is left to the family, which may read more keys."""
+    def read(file: GGUFFile, *, rope_kind: str, hybrid: bool = False) -> Config:
+        """From the file's metadata; `done` is left to the family, which may read more keys.
+
+        In a `hybrid` the key/value heads are listed by layer, and one without any is recurrent.
+        """
         h = Hyper(file)
         n_layers, n_embd = h.layers(), h.count("embedding_length", most=MOST_WIDE)
         n_heads = h.count("attention.head_count", most=MOST_PARTS)
-        n_kv_heads = h.count("attention.head_count_kv", n_heads, most=MOST_PARTS)
+        recurrent: tuple[bool, ...] = ()
+        if hybrid:
+            by_layer = h.each_layer("attention.head_count_kv", n_layers, most=MOST_PARTS)
+            recurrent = tuple(n == 0 for n in by_layer)
+            n_kv_heads = max(1, *by_layer)
+            if set(by_layer) - {0, n_kv_heads}:
+                raise h.wrong("attention.head_count_kv", "one count in all layers with attention")
+        else:
+            n_kv_heads = h.count("attention.head_count_kv", n_heads, most=MOST_PARTS)
         if n_heads % n_kv_heads:
             raise h.wrong("attention.head_count_kv", f"a divisor of {n_heads}")
         if not h.has("attention.key_length") and n_embd % n_heads:
@@ -283,7 +362,7 @@ class Config:
             h=h,
             n_layers=n_layers,
             n_embd=n_embd,
-            n_ff=h.count("feed_forward_length", most=MOST_WIDE),
+            n_ff=_feed_forward(h),
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
             head_dim=head_dim,
@@ -292,6 +371,7 @@ class Config:
             n_vocab=embedding.shape[0] if embedding else 1,
             eps=h.positive("attention.layer_norm_rms_epsilon"),
             rope=Rope.read(h, rope_kind, head_dim, n_ctx),
+            recurrent=recurrent,
         )
 
     def cache(self, window: int | None = None) -> CacheSpec:

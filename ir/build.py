@@ -82,6 +82,7 @@ class Builder:
         *,
         rows: tuple[int, int] | None = None,
         label: str = "",
+        plain: bool = False,
     ) -> Node:
         """A tensor of the file, which must be there and have this shape.
 
@@ -89,7 +90,7 @@ class Builder:
 
         Raises: ModelFileError if it is missing or has another shape; UnsupportedError if it
         is stored in a format that Kinetic does not know, or a vector (the weight of a norm, a
-        bias) in another one than plain floats.
+        bias) or a `plain` matrix in another one than plain floats.
         """
         if self.file is None:
             raise InternalError(f"weight {name}: this builder has no file")
@@ -111,9 +112,10 @@ class Builder:
                 f"{where}: tensor {full} is stored as {info.type_name}, which is not supported "
                 f"yet; quantize the model to one of {known}"
             )
-        if len(shape) == 1 and not isinstance(FORMATS[info.type_name], FloatFormat):
+        if (plain or len(shape) == 1) and not isinstance(FORMATS[info.type_name], FloatFormat):
+            what = "a vector" if len(shape) == 1 else "this matrix"
             raise UnsupportedError(
-                f"{where}: tensor {full} is stored as {info.type_name}, but a vector must be "
+                f"{where}: tensor {full} is stored as {info.type_name}, but {what} must be "
                 "F32, F16 or BF16; quantize the model again, its matrices alone"
             )
         self._taken.setdefault(full, []).append(rows or (0, shape[0]))

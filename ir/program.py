@@ -68,11 +68,13 @@ class PackedWeight:
 
 @dataclass(frozen=True)
 class VectorWeight:
-    """A vector to widen to f32 at load, padded to eight."""
+    """A vector to widen to f32 at load, padded to eight; a small matrix, row by row or, where it
+    is `transposed`, column by column."""
 
     key: str
     tensor: str
     rows: tuple[int, int]
+    transposed: bool = False
 
 
 @dataclass(frozen=True)

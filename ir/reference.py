@@ -73,6 +73,31 @@ class _Cache:
         self.length = max(self.length, position + 1)
 
 
+KEPT = 128
+"""Recurrent states of a sequence that are kept, those after its last rows."""
+
+
+class _States:
+    """A recurrent layer's states of one sequence, by the position of the row they follow."""
+
+    def __init__(self) -> None:
+        self._after: dict[int, F32] = {}
+
+    def before(self, position: int, shape: tuple[int, int, int]) -> F32:
+        if position == 0:
+            return np.zeros(shape, np.float32)
+        if position - 1 not in self._after:
+            raise InternalError(
+                f"position {position} is run without the state after {position - 1}; only the "
+                f"last {KEPT} are kept"
+            )
+        return self._after[position - 1]
+
+    def keep(self, position: int, state: F32) -> None:
+        self._after[position] = state
+        self._after.pop(position - KEPT, None)
+
+
 class Reference:
     """Runs `graph` step by step, keeping the caches of every sequence it has seen.
 
@@ -88,6 +113,7 @@ class Reference:
         self._kv = KV_TYPES[kv_type]
         self._loaded: dict[str, Weight] = {}
         self._caches: dict[tuple[str, int], _Cache] = {}
+        self._states: dict[tuple[str, int], _States] = {}
         self.rows = rows([])
 
     def step(self, rows: Rows, watch: Watch | None = None) -> dict[str, F32]:
@@ -113,6 +139,7 @@ class Reference:
     def forget(self, sequence: int) -> None:
         """Drop the caches of a sequence."""
         self._caches = {key: c for key, c in self._caches.items() if key[1] != sequence}
+        self._states = {key: s for key, s in self._states.items() if key[1] != sequence}
 
     # ---- what meanings ask for: `ops.spec.Run` ---------------------------------------------
 
@@ -135,3 +162,10 @@ class Reference:
         found = self._caches[cache, sequence]
         n = found.length
         return found.k[:n].astype(np.float32), found.v[:n].astype(np.float32)
+
+    def scan(self, cache: str, shape: tuple[int, int, int], row: Callable[[F32, int], F32]) -> None:
+        """Walk the rows, each after the one before it on its path."""
+        for i in np.argsort(self.rows.positions, kind="stable").tolist():
+            sequence, position = int(self.rows.sequences[i]), int(self.rows.positions[i])
+            states = self._states.setdefault((cache, sequence), _States())
+            states.keep(position, row(states.before(position, shape), i))

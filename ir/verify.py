@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kinetic.errors import InternalError
 from kinetic.ir.graph import NAME, Graph, Node
+from kinetic.ir.ops.recurrent import state_shape
 from kinetic.ir.ops.spec import OPS, RuleError
 from kinetic.ir.types import DType, TensorType
 
@@ -53,6 +54,12 @@ def _check_cache(graph: Graph, node: Node, where: str, writers: dict[str, Node])
     if node.spec.writes and writers.setdefault(cache, node) is not node:
         raise RuleError(where, f"one writer of cache {cache}", repr(writers[cache]))
     declared = graph.meta.caches[cache]
+    state = state_shape(node.op, *(i.type for i in node.sources))
+    kind = "attention" if state is None else "state"
+    if declared.kind != kind:
+        raise RuleError(where, f"a cache of kind {kind}", declared.kind)
+    if state is not None and state != (declared.heads, declared.k, declared.v):
+        raise RuleError(where, f"heads, k, v {(declared.heads, declared.k, declared.v)}", state)
     if node.op == "attention":
         k, v = node.arg("k").type, node.arg("v").type
         if not isinstance(k, TensorType) or not isinstance(v, TensorType):

@@ -6,7 +6,7 @@ from kinetic.codegen.passes.base import rules_pass
 from kinetic.ir.graph import Node
 from kinetic.ir.rewrite import Match, P, Rewriter, Rule, any_value
 
-_ACTS = ("silu", "gelu_tanh")
+_ACTS = ("silu", "gelu_tanh", "sigmoid")
 
 
 def _glu(r: Rewriter, m: Match) -> Node:

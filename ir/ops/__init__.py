@@ -1,9 +1,19 @@
 """Every op of the IR: `OPS["rms_norm"]` is its declaration; `doc_table()` its page."""
 
-from kinetic.ir.ops import lowered, model
+from kinetic.ir.ops import lowered, model, recurrent
 from kinetic.ir.ops.spec import LEVELS, OPS, OpSpec, RuleError, op
 
-__all__ = ["LEVELS", "OPS", "OpSpec", "RuleError", "doc_table", "lowered", "model", "op"]
+__all__ = [
+    "LEVELS",
+    "OPS",
+    "OpSpec",
+    "RuleError",
+    "doc_table",
+    "lowered",
+    "model",
+    "op",
+    "recurrent",
+]
 
 _HEADINGS = {
     "model": "Ops that families write",

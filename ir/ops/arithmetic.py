@@ -242,7 +242,17 @@ def gelu_tanh(x: F32) -> F32:
         return np.asarray(ir_math.gelu_tanh(NUMPY, x), np.float32)
 
 
-ACTIVATIONS: dict[str, Callable[[F32], F32]] = {"silu": silu, "gelu_tanh": gelu_tanh}
+def sigmoid(x: F32) -> F32:
+    """The project's own `1 / (1 + exp(-x))`."""
+    with np.errstate(all="ignore"):
+        return np.asarray(ir_math.sigmoid(NUMPY, x), np.float32)
+
+
+ACTIVATIONS: dict[str, Callable[[F32], F32]] = {
+    "silu": silu,
+    "gelu_tanh": gelu_tanh,
+    "sigmoid": sigmoid,
+}
 """What a gate may go through, by the name that ops use."""
 
 
@@ -368,11 +378,6 @@ def softmax(logits: F32) -> F32:
         top = maximum(top, logits[:, e])
     share = exp(logits - top[:, None])
     return share * recip(chain_sum(share, 1))[:, None]
-
-
-def sigmoid(x: F32) -> F32:
-    """The project's own `1 / (1 + exp(-x))`."""
-    return np.asarray(ir_math.sigmoid(NUMPY, x), np.float32)
 
 
 ROUTERS: dict[str, Callable[[F32], F32]] = {"softmax": softmax, "sigmoid": sigmoid}

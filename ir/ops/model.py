@@ -1,7 +1,7 @@
 """The ops that families write. The arithmetic of each is `docs/arithmetic.md`.
 
     inputs        tokens  weight  embed
-    elementwise   scale  add  mul  silu  gelu_tanh  softcap
+    elementwise   scale  add  mul  silu  sigmoid  gelu_tanh  softcap
     rows          rms_norm  linear  take_outputs
     heads         split_heads  merge_heads  rope  attention
     experts       experts
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from kinetic.ir.ops import arithmetic as ar
 from kinetic.ir.ops.spec import (
     F32,
+    FLOAT_FORMATS,
     RuleError,
     Run,
     Weight,
@@ -139,6 +140,17 @@ def _(run: Run, x: F32) -> F32:
 
 
 @op("model")
+def sigmoid(x: Type) -> Type:
+    """`1 / (1 + exp(-x))`."""
+    return tensor(x, "x")
+
+
+@sigmoid.meaning
+def _(run: Run, x: F32) -> F32:
+    return ar.sigmoid(x)
+
+
+@op("model")
 def gelu_tanh(x: Type) -> Type:
     """GELU in its tanh form."""
     return tensor(x, "x")
@@ -165,10 +177,13 @@ def _(run: Run, x: F32, *, cap: float) -> F32:
 
 @op("model")
 def rms_norm(x: Type, w: Type | None = None, *, eps: float) -> Type:
-    """`x * rsqrt(mean(x * x) + eps) * w` over the last axis: of a row, or of each head."""
+    """`x * rsqrt(mean(x * x) + eps) * w` over the last axis: of a row, or of each head, where
+    `w` may have a row for each."""
     found = tensor(x, "x")
     n = extent(found, "x")
-    if w is not None:
+    if isinstance(w, WeightType) and len(w.shape) == 2 and len(found.shape) == 3:
+        same((w.shape, w.format_name in FLOAT_FORMATS), (found.shape[1:], True), "w")
+    elif w is not None:
         vector(w, "w", n)
     return found
 

@@ -107,6 +107,10 @@ class Run(Protocol):
     def read(self, cache: str, sequence: int) -> tuple[F32, F32]:
         """Keys and values `[positions, Hkv, Dh]` of a sequence, widened to f32."""
 
+    def scan(self, cache: str, shape: tuple[int, int, int], row: Callable[[F32, int], F32]) -> None:
+        """Walk the rows, each after the one before it on its path: `row(state, i)` is the state
+        after row `i`. The state before a path's first row is zeros of that shape."""
+
 
 # ---- the op itself -----------------------------------------------------------------------
 

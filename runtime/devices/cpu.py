@@ -94,7 +94,9 @@ class CpuDevice:
         self._out_rows = np.zeros(max(1, program.max_outputs), np.int32)
         units = 2 * threads * -(-n_ctx // abi.SEGMENT)
         self._scratch = Mapping(units * program.state_bytes)
-        self._vectors = {v.key: self._widen(v.tensor, v.rows) for v in program.vectors}
+        self._vectors = {
+            v.key: self._widen(v.tensor, v.rows, v.transposed) for v in program.vectors
+        }
         self._ropes = [self._rope(t) for t in program.tables]
         launched = [arg for launch in program.launches for arg in launch.args]
         self._raw = sorted({str(a.value) for a in launched if a.kind is ArgKind.RAW})
@@ -106,12 +108,15 @@ class CpuDevice:
         self._plan = self._bind(program.launches)
 
     # -- loading ---------------------------------------------------------------------
-    def _widen(self, tensor: str, rows: tuple[int, int]) -> npt.NDArray[np.float32]:
+    def _widen(
+        self, tensor: str, rows: tuple[int, int], transposed: bool = False
+    ) -> npt.NDArray[np.float32]:
         """A tensor of the file as f32, padded with zeros to a multiple of eight."""
         info = self._source.tensors[tensor]  # type: ignore[attr-defined]
         fmt = by_ggml_id(info.type_id)
         values = dequantize(fmt, as_blocks(fmt, self._source.data(tensor))).reshape(info.shape)
-        values = values[rows[0] : rows[0] + rows[1]].reshape(-1)
+        values = values[rows[0] : rows[0] + rows[1]]
+        values = (values.T if transposed else values).reshape(-1)
         out = aligned(-(-len(values) // 8) * 32).view(np.float32)
         out[: len(values)] = values
         return out

@@ -129,30 +129,47 @@ def norm_factor(
     return kmath.rsqrt(MathOn(k), k.splat(mean, 8))
 
 
-def norm_name(*, weighted: bool, block: int | None, heads: bool = False) -> str:
-    """`norm[_unit][_heads][_quantize_B]`."""
-    name = "norm" + ("" if weighted else "_unit") + ("_heads" if heads else "")
+def norm_name(*, weighted: bool, block: int | None, heads: bool = False, each: bool = False) -> str:
+    """`norm[_unit][_heads|_each_head][_quantize_B]`."""
+    name = "norm" + ("" if weighted else "_unit")
+    name += ("_each_head" if each else "_heads") if heads else ""
     return name + (f"_quantize_{block}" if block else "")
 
 
-def norm(target: CpuTarget, *, weighted: bool, block: int | None, heads: bool = False) -> Kernel:
-    """The RMS norm of each row, or with `heads` of each head of it, left as f32 or quantized.
+def norm(
+    target: CpuTarget,
+    *,
+    weighted: bool,
+    block: int | None,
+    heads: bool = False,
+    each: bool = False,
+) -> Kernel:
+    """The RMS norm of each row, or with `heads` of each head of it, left as f32 or quantized;
+    with `each` every head has weights of its own.
 
     Arguments: x, weights, out, bytes of a row, f32 1/n, f32 eps, address of the row count;
     with `heads` the bytes are a head's, and their number follows.
     """
-    k = Kernel(norm_name(weighted=weighted, block=block, heads=heads), target)
+    k = Kernel(norm_name(weighted=weighted, block=block, heads=heads, each=each), target)
     x, w, out, width = (k.argument(t) for t in ("ptr", "ptr", "ptr", "i64"))
     inverse, eps = k.argument("float"), k.argument("float")
     rows = k.load("i64", k.argument("ptr"), align=8)
+    count = k.argument() if heads else k.const("i64", 1)
     if heads:
-        rows = rows * k.argument()
+        rows = rows * count
     low, high = k.share(rows)
     with k.loop(low, high) as t:
         row = k.gep(x, t.index * width)
         factor = norm_factor(k, row, width, inverse, eps)
+        by_head = k.gep(w, t.index.urem(count) * width) if each else w
 
-        def normed(offset: Value, lanes: int, row: Value = row, factor: Value = factor) -> Value:
+        def normed(
+            offset: Value,
+            lanes: int,
+            row: Value = row,
+            factor: Value = factor,
+            w: Value = by_head,
+        ) -> Value:
             type_ = vec(lanes, "float")
             by = factor if lanes == 8 else k.splat(factor.at(0), lanes)
             y = k.load(type_, row, offset) * by
@@ -181,6 +198,7 @@ def _quantize_row(
 ACTIVATIONS: dict[str, Callable[[MathOn, Value], Value]] = {
     "silu": kmath.silu,
     "gelu_tanh": kmath.gelu_tanh,
+    "sigmoid": kmath.sigmoid,
 }
 
 
@@ -248,7 +266,7 @@ def _map_vectors(k: Kernel, source: Source, nbytes: Value, out: Value) -> None:
 
 
 def elementwise(target: CpuTarget, op: str) -> Kernel:
-    """`map_<op>` for ops that no pass fused: copy, add, mul, scale, softcap, silu, gelu_tanh.
+    """`map_<op>` for ops that no pass fused: copy, add, mul, scale, softcap, silu, sigmoid, ...
 
     Arguments: first, second, out, bytes of a row, f32 constant, f32 its reciprocal,
     address of the row count. Unused ones are zero.
@@ -264,6 +282,7 @@ def elementwise(target: CpuTarget, op: str) -> Kernel:
         "mul": lambda o, n: k.load(F32, x, o) * k.load(F32, y, o),
         "scale": lambda o, n: k.load(F32, x, o) * k.splat(c, 8),
         "silu": lambda o, n: kmath.silu(b, k.load(F32, x, o)),
+        "sigmoid": lambda o, n: kmath.sigmoid(b, k.load(F32, x, o)),
         "gelu_tanh": lambda o, n: kmath.gelu_tanh(b, k.load(F32, x, o)),
         "softcap": lambda o, n: (
             k.splat(c, 8) * kmath.tanh(b, k.load(F32, x, o) * k.splat(inverse, 8))

@@ -3,7 +3,7 @@
 `core.py` has the walk and its memory; the other files say what each op launches.
 """
 
-from kinetic.codegen.passes.schedule import attention, experts, products, rows
+from kinetic.codegen.passes.schedule import attention, experts, products, recurrent, rows
 from kinetic.codegen.passes.schedule.core import Schedule, Scheduler
 
-__all__ = ["Schedule", "Scheduler", "attention", "experts", "products", "rows"]
+__all__ = ["Schedule", "Scheduler", "attention", "experts", "products", "recurrent", "rows"]

@@ -258,11 +258,13 @@ class Scheduler:
         suffix = "" if node.attrs["rows"] is None else f"[{rows[0]}:{rows[0] + rows[1]}]"
         return name + suffix, name, rows
 
-    def vector(self, node: Node | None) -> Arg:
+    def vector(self, node: Node | None, *, transposed: bool = False) -> Arg:
         if node is None:
             return int_arg(0)
         key, tensor, rows = self.key(node)
-        self.out.vectors.setdefault(key, VectorWeight(key, tensor, rows))
+        if transposed:
+            key += " transposed"
+        self.out.vectors.setdefault(key, VectorWeight(key, tensor, rows, transposed))
         return Arg(ArgKind.VECTOR, key)
 
     def matrix(self, node: Node) -> Arg:

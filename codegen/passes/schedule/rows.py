@@ -41,7 +41,7 @@ def _embed(s: Scheduler, node: Node, index: int) -> None:
     )
 
 
-@emits("add", "mul", "silu", "gelu_tanh")
+@emits("add", "mul", "silu", "sigmoid", "gelu_tanh")
 def _map(s: Scheduler, node: Node, index: int, constant: float = 0.0, inverse: float = 0.0) -> None:
     op = node.op
     kernel = s.need(f"map_{op}", lambda: [row_kernels.elementwise(s.target, op)])
@@ -90,9 +90,11 @@ def _norm(s: Scheduler, node: Node, index: int, block: int | None) -> None:
     heads = x.type.shape[1] if len(x.type.shape) == 3 else None
     assert heads is None or isinstance(heads, int)
     options = [] if heads is None else [int_arg(heads)]
+    each = w is not None and isinstance(w.type, WeightType) and len(w.type.shape) == 2
+    how = {"weighted": weighted, "heads": bool(options), "each": each}
     kernel = s.need(
-        row_kernels.norm_name(weighted=weighted, block=block, heads=bool(options)),
-        lambda: [row_kernels.norm(target, weighted=weighted, block=block, heads=bool(options))],
+        row_kernels.norm_name(block=block, **how),
+        lambda: [row_kernels.norm(target, block=block, **how)],
     )
     width = dense_width(x, "a norm's input")
     weights = s.vector(w)
