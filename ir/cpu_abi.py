@@ -43,6 +43,8 @@ STEP_STATE_IN = 56
 """Pointer to i32[T]: the slot whose state a row goes on from, `CONTINUE` or `FRESH`."""
 STEP_STATE_OUT = 64
 """Pointer to i32[T]: the slot that keeps the state after a row, or `NOT_KEPT`."""
+STEP_LAST = 72
+"""Pointer to i32[T]: the position of the last row of each row's text, in models of whole texts."""
 STEP_SIZE = 128
 
 CONTINUE = -1

@@ -30,6 +30,7 @@ from kinetic.codegen.targets.llvm_x86 import CpuTarget
 from kinetic.ir.cpu_abi import (
     PAGE,
     SEGMENT,
+    STEP_LAST,
     STEP_PAGES,
     STEP_POSITIONS,
     STEP_ROWS,
@@ -53,12 +54,13 @@ class HeadShape:
     shared: int
     kv_bytes: int
     softcap: bool = False
+    texts: bool = False  # a row sees its whole text, or a window on both sides
 
     @property
     def suffix(self) -> str:
         """Part of the kernels' names."""
         cap = "_cap" if self.softcap else ""
-        return f"d{self.width}_q{self.shared}_kv{8 * self.kv_bytes}{cap}"
+        return f"{'text_' if self.texts else ''}d{self.width}_q{self.shared}_kv{8 * self.kv_bytes}{cap}"
 
     @property
     def page_bytes(self) -> int:
@@ -400,6 +402,10 @@ class _Attend:
         step = k.argument("ptr")
         self.rows = k.load("i64", step, STEP_ROWS, align=8)
         self.positions = k.load("ptr", step, STEP_POSITIONS, align=8)
+        # The last position that a row may see: its own, or its text's.
+        self.last = self.positions
+        if shape.texts:
+            self.last = k.load("ptr", step, STEP_LAST, align=8)
         self.pages = k.load("ptr", step, STEP_PAGES, align=8)
         self.units = self.rows * self.kv_heads
         self.segments = self._split()
@@ -411,7 +417,7 @@ class _Attend:
         """
         k = self.k
         with k.loop(0, self.rows, carry=[k.zero("i64")]) as t:
-            high = k.load("i32", self.positions, t.index * 4, align=4).cast("sext", "i64")
+            high = k.load("i32", self.last, t.index * 4, align=4).cast("sext", "i64")
             longest = t.carried[0]
             t.next = [k.select(high.compare("sgt", longest), high, longest)]
         count = (t.results[0] + SEGMENT).udiv(SEGMENT)
@@ -421,8 +427,13 @@ class _Attend:
     def span(self, row: Value) -> tuple[Value, Value]:
         """Visible positions [low, high) of a row."""
         k = self.k
-        high = k.load("i32", self.positions, row * 4, align=4).cast("sext", "i64") + 1
+        high = k.load("i32", self.last, row * 4, align=4).cast("sext", "i64") + 1
         low = high - self.window
+        if self.shape.texts:
+            own = k.load("i32", self.positions, row * 4, align=4).cast("sext", "i64")
+            half = self.window >> 1
+            low, beyond = own - half, k.minimum(high, own + half + 1)
+            high = k.select(self.window.compare("sgt", 0), beyond, high)
         windowed = self.window.compare("sgt", 0) & low.compare("sgt", 0)
         return k.select(windowed, low, k.zero("i64")), high
 
