@@ -138,7 +138,7 @@ class GGUFFile:
                 part = self.get_int("split.no", 0) + 1
                 raise UnsupportedError(
                     f"{display_path(self.path)} is part {part} of {self.split_count} of a split "
-                    "model, which is not supported yet; join the parts with "
+                    "model, and this needs a whole file; join the parts with "
                     "`llama-gguf-split --merge`"
                 )
         except BaseException:

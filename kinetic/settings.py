@@ -29,8 +29,8 @@ SETTINGS = (
     ),
     Setting(
         "KINETIC_MODELS",
-        "`models` in the folder above",
-        "where model files that Kinetic's own scripts fetch are kept",
+        "`kinetic/models` in the user's data directory",
+        "where `kinetic pull` puts models and where they are looked for first",
     ),
     Setting(
         "KINETIC_DEBUG",
@@ -39,6 +39,8 @@ SETTINGS = (
         "3 the plan, 4 the IR after each pass, 5 generated source, 6 assembly",
     ),
     Setting("NO_COLOR", "", "any value: no colour in the output"),
+    Setting("HF_TOKEN", "", "sent by `kinetic pull` for repositories that are private or gated"),
+    Setting("HF_ENDPOINT", "https://huggingface.co", "the hub, or a mirror of it"),
 )
 
 DEBUG_LEVELS = 6
@@ -46,12 +48,12 @@ DEBUG_LEVELS = 6
 
 def cache_dir() -> Path:
     """The folder for compiled kernels and everything else that can be made again."""
-    return _folder("KINETIC_CACHE_DIR") or _user_cache() / "kinetic"
+    return _folder("KINETIC_CACHE_DIR") or user_cache() / "kinetic"
 
 
 def models_dir() -> Path:
-    """The folder for model files that the project's own scripts fetch."""
-    return _folder("KINETIC_MODELS") or cache_dir() / "models"
+    """Kinetic's own folder of models: where they are downloaded to and looked for first."""
+    return _folder("KINETIC_MODELS") or _user_data() / "kinetic" / "models"
 
 
 def debug_level() -> int:
@@ -77,10 +79,23 @@ def _folder(variable: str) -> Path | None:
     return Path(text).expanduser() if text else None
 
 
-def _user_cache() -> Path:
-    if os.name == "nt":
-        local = os.environ.get("LOCALAPPDATA")
-        return Path(local) if local else Path.home() / "AppData" / "Local"
+def user_cache() -> Path:
+    """Where programs of this user keep what can be made again."""
+    return _local_app_data() or _xdg("XDG_CACHE_HOME") or Path.home() / ".cache"
+
+
+def _user_data() -> Path:
+    return _local_app_data() or _xdg("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+
+
+def _local_app_data() -> Path | None:
+    if os.name != "nt":
+        return None
+    local = os.environ.get("LOCALAPPDATA")
+    return Path(local) if local else Path.home() / "AppData" / "Local"
+
+
+def _xdg(variable: str) -> Path | None:
     # The XDG base directory specification: a relative path must be ignored.
-    xdg = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"
+    text = os.environ.get(variable, "")
+    return Path(text) if os.path.isabs(text) else None

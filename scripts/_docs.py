@@ -27,7 +27,7 @@ def cli_page() -> str:
         "Exit codes: 0 done, 1 the command failed, 2 the command line is wrong, 130 Ctrl-C.\n"
     ]
     for name in COMMANDS:
-        parser = import_module(f"kinetic.cli.{name}").build_parser()
+        parser = import_module(f"kinetic.cli.{name.replace('-', '_')}").build_parser()
         parts.append(f"## {name}\n\n`{parser.line}`: {parser.does}\n")
         for title, rows in parser.rows():
             parts.append(_table((title.capitalize(), "Meaning"), [(f"`{n}`", t) for n, t in rows]))

@@ -8,7 +8,7 @@ The first run makes .venv, installs Kinetic there and fetches the demo model, ab
 Gemma 3 270M, a base model, which continues a text. Later runs start at once. Everything after
 the script's name goes to `kinetic run`; without -n, the answer ends after 48 tokens.
 
-The model is kept in the user's cache directory (kinetic/models; KINETIC_MODELS says
+The model is kept in the user's data directory (kinetic/models; KINETIC_MODELS says
 otherwise). It is published on PyPI in pieces; using it means accepting Google's Gemma Terms of
 Use, https://ai.google.dev/gemma/terms.
 """

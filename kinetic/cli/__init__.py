@@ -25,14 +25,23 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "run": "answers one prompt, streamed to stdout",
+    "serve": "serves a model over HTTP: OpenAI's, Anthropic's, Ollama's and llama-server's API",
     "info": "shows what a model file contains",
     "bench": "measures prompt and generation speed, and peak memory",
+    "models": "lists the models on this computer, Ollama's and LM Studio's included",
+    "pull": "downloads a model from Hugging Face",
+    "rm": "deletes a model",
+    "doctor": "checks the CPU, memory, GPUs, drivers and disk, and says what to fix",
+    "fit": "shows where each model would run and roughly how fast",
+    "plan": "shows where a model would go in memory, without loading it",
+    "can-run": "shows which files of a repository would run here",
     "show": "prints a model's IR after any pass, its plan, or a kernel's assembly",
+    "completion": "prints a script that completes commands and models in a shell",
 }
 
 # Commands of the manual that later versions bring: named, so that the error can be honest.
 NOT_YET = (
-    *("chat", "serve", "models", "pull", "doctor", "fit", "verify", "verify-receipt"),
+    *("chat", "verify", "verify-receipt"),
     *("quantize", "perplexity"),
 )
 
@@ -70,6 +79,10 @@ def dispatch(arguments: list[str]) -> int:
     """
     from kinetic.cli.terminal import write_out
 
+    if not arguments and sys.stdin.isatty() and sys.stdout.isatty():
+        from kinetic.cli import start
+
+        return start.run()
     first = arguments[0] if arguments else "--help"
     if first in ("-h", "--help", "help"):
         if first == "help" and len(arguments) > 1:
@@ -81,7 +94,7 @@ def dispatch(arguments: list[str]) -> int:
         return 0
     if first not in COMMANDS:
         raise UsageError(_unknown_command(first))
-    module = import_module(f"kinetic.cli.{first}")
+    module = import_module(f"kinetic.cli.{first.replace('-', '_')}")
     parser: CommandParser = module.build_parser()
     options = parser.parse(arguments[1:])
     if options is None:

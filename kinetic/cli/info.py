@@ -48,6 +48,8 @@ class Info(NamedTuple):
     name: str | None
     architecture: str
     supported: bool
+    missing: str | None
+    """What keeps Kinetic from running it; None when it runs."""
     size_bytes: int
     parameters: int
     context_length: int | None
@@ -74,15 +76,16 @@ def run(options: argparse.Namespace) -> int:
     use_utf8()
     path, words = take_model(options, "info")
     no_more_words(words, "info")
-    from kinetic.ir.gguf import GGUFFile
+    from kinetic.ir.gguf_split import open_model
 
-    info = describe(path, GGUFFile.open(path))
+    info = describe(path, open_model(path))
     write_out(as_json(info) if options.json else as_text(info))
     return 0
 
 
 def describe(path: Path, gguf: GGUFFile) -> Info:
     """Collect what the header says."""
+    from kinetic.cli.runs import missing
     from kinetic.families import SUPPORTED
 
     metadata = gguf.metadata
@@ -98,7 +101,8 @@ def describe(path: Path, gguf: GGUFFile) -> Info:
         name=_text(metadata, "general.name"),
         architecture=architecture,
         supported=architecture in SUPPORTED,
-        size_bytes=path.stat().st_size,
+        missing=missing(gguf) or None,
+        size_bytes=gguf.size,
         parameters=sum(prod(tensor.shape) for tensor in gguf.tensors.values()),
         context_length=number("context_length"),
         layers=number("block_count"),
@@ -129,6 +133,7 @@ def as_text(info: Info) -> str:
     row("tokenizer", _tokenizer_text(info.tokenizer))
     template = info.chat_template_bytes
     row("chat template", "none" if template is None else f"{template} bytes")
+    row("runs", "yes" if info.missing is None else f"no, it needs: {info.missing}")
     return f"{printable(info.file)}\n" + "".join(f"  {label:<15}{text}\n" for label, text in rows)
 
 
@@ -184,11 +189,12 @@ def _tokenizer(metadata: Mapping[str, object]) -> Tokenizer | None:
         tokens=len(vocabulary),
         bos=token("bos", adds_bos),
         eos=token("eos"),
-        supported=_can_tokenize(model, pre),
+        supported=can_tokenize(model, pre),
     )
 
 
-def _can_tokenize(model: str, pre: str | None) -> bool:
+def can_tokenize(model: str, pre: str | None) -> bool:
+    """Whether Kinetic has this tokenizer with these rules of cutting text."""
     if model != "gpt2":  # only byte-level BPE cuts text by named rules
         return model in _TOKENIZERS
     from kinetic.text.pretokenizers import SUPPORTED

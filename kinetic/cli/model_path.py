@@ -1,30 +1,65 @@
-"""From what a user typed to a model file that exists."""
+"""From what a user typed to a model file that exists: a path, or a name of an installed model."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from kinetic.errors import ModelFileError, UsageError
+from kinetic.models.found import (
+    SUFFIXES,
+    FoundModel,
+    projector_for,
+    size_of,
+    stem_of,
+)
 
 
 def find_model(typed: str) -> Path:
     """The model file a command line names.
 
-    Raises: ModelFileError, with the nearest files there are, when there is none; UsageError
-    for an empty name.
+    Raises: as `locate`.
+    """
+    return locate(typed).path
+
+
+def locate(typed: str) -> FoundModel:
+    """The model a command line names, with its projector and a name to show.
+
+    Raises: ModelFileError, with the nearest files or names there are, when there is none;
+    UsageError for an empty name.
     """
     if not typed.strip():
         raise UsageError("the model's name is empty; give a file, as in kinetic run model.gguf.")
     path = Path(typed).expanduser()
     if path.is_file():
-        return path
+        stem = stem_of(path.name)
+        return FoundModel(stem, path, "", size_of(path), projector=projector_for(stem, path.parent))
     if path.is_dir():
         names = _gguf_names(path)
         has = f"it holds {_listed(names)}" if names else "there is no .gguf file in it"
         raise ModelFileError(f"{typed} is a folder; name a model file: {has}.")
     if path.exists():
         raise ModelFileError(f"{typed} is not a regular file; name a .gguf file.")
-    raise ModelFileError(f"there is no file {typed}; {_hint(path)}.")
+    return _installed(typed, path)
+
+
+def _installed(typed: str, path: Path) -> FoundModel:
+    from kinetic.models.folders import all_models
+    from kinetic.models.names import closest, find_named
+
+    models = all_models()
+    found = find_named(typed, models)
+    if found is not None:
+        return found
+    if _looks_like_path(typed):
+        raise ModelFileError(f"there is no file {typed}; {_hint(path)}.")
+    near = closest(typed, models)
+    hint = f"did you mean {' or '.join(near)}?" if near else "kinetic models lists those there are;"
+    raise ModelFileError(f"there is no model {typed}; {hint} kinetic pull org/repo downloads one.")
+
+
+def _looks_like_path(typed: str) -> bool:
+    return typed.lower().endswith(SUFFIXES) or typed[0] in "./~\\" or "\\" in typed
 
 
 def _hint(path: Path) -> str:

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from support.gguf_writer import Tensor, write_gguf
+from support.tiny_models import tiny_model
 
 Q4_K, F32, F64 = 12, 0, 28
 
@@ -45,7 +46,9 @@ def model(tmp_path):
 def test_the_layout_is_the_manuals(kinetic, model):
     done = kinetic("info", model())
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [
+    *lines, runs = done.stdout.splitlines()
+    assert runs.startswith("  runs           no, it needs: ")  # it has no layers
+    assert lines == [
         "tiny.gguf",
         "  name           Tiny",
         "  architecture   gemma3",
@@ -60,11 +63,19 @@ def test_the_layout_is_the_manuals(kinetic, model):
     ]
 
 
+def test_a_model_that_runs_says_so(kinetic, tmp_path):
+    assert (
+        "  runs           yes\n" in kinetic("info", tiny_model("llama", tmp_path / "m.gguf")).stdout
+    )
+
+
 def test_json_is_one_object_with_the_same_facts(kinetic, model):
     path = model()
     done = kinetic("info", "--json", path)
     assert done.stderr == ""
-    assert json.loads(done.stdout) == {
+    told = json.loads(done.stdout)
+    assert isinstance(told.pop("missing"), str)
+    assert told == {
         "file": "tiny.gguf",
         "name": "Tiny",
         "architecture": "gemma3",

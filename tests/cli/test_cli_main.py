@@ -67,7 +67,7 @@ def test_help_answers_at_once(kinetic):
 @pytest.mark.parametrize(
     ("line", "code", "says"),
     [
-        (["rum"], 2, "did you mean run?"),
+        (["rin"], 2, "did you mean run?"),
         (["frobnicate"], 2, "the commands are"),
         (["model.gguf"], 2, "kinetic run model.gguf"),
         (["--temp", "0", "run"], 2, "options come after the command"),
@@ -203,7 +203,7 @@ def shell(line: str) -> subprocess.CompletedProcess[str]:
     ("line", "code", "says"),
     [
         ("kinetic --help >&-", 0, ""),
-        ("kinetic rum >&-", 2, "kinetic: there is no command 'rum'; did you mean run?\n"),
+        ("kinetic runn >&-", 2, "kinetic: there is no command 'runn'; did you mean run?\n"),
         ("kinetic rum 2>&-", 2, ""),
         ("kinetic rum <&- >&- 2>&-", 2, ""),
         ("kinetic rum 2>/dev/full", 2, ""),

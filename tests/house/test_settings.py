@@ -13,7 +13,7 @@ from kinetic.settings import SETTINGS, cache_dir, color_allowed, debug_level, mo
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch, tmp_path):
-    for name in (*(s.name for s in SETTINGS), "XDG_CACHE_HOME", "TERM"):
+    for name in (*(s.name for s in SETTINGS), "XDG_CACHE_HOME", "XDG_DATA_HOME", "TERM"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
 
@@ -23,7 +23,9 @@ def test_the_cache_is_where_the_user_keeps_caches(monkeypatch, tmp_path):
     assert cache_dir() == tmp_path / ".cache" / "kinetic"
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
     assert cache_dir() == Path("/elsewhere/kinetic")
-    assert models_dir() == Path("/elsewhere/kinetic/models")
+    assert models_dir() == tmp_path / ".local" / "share" / "kinetic" / "models"
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    assert models_dir() == Path("/data/kinetic/models")
     # The specification says to ignore a relative path.
     monkeypatch.setenv("XDG_CACHE_HOME", "elsewhere")
     assert cache_dir() == tmp_path / ".cache" / "kinetic"
@@ -32,7 +34,6 @@ def test_the_cache_is_where_the_user_keeps_caches(monkeypatch, tmp_path):
 def test_kinetics_own_variables_win(monkeypatch, tmp_path):
     monkeypatch.setenv("KINETIC_CACHE_DIR", str(tmp_path / "c"))
     assert cache_dir() == tmp_path / "c"
-    assert models_dir() == tmp_path / "c" / "models"
     monkeypatch.setenv("KINETIC_MODELS", "~/m")
     assert models_dir() == Path.home() / "m"
 
