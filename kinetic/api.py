@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,6 +55,10 @@ DEFAULT_CTX = 32768
 CPU_NAME = "the CPU"
 _PROMPT_SETS = {"self", "messages", "tools", "add_generation_prompt"}
 """Variables of a chat template that are not the caller's to set."""
+TECHNOLOGIES = ("rad1", "warm-start", "zero-wait", "shortlist", "torque", "convoy")
+"""What makes answers come faster, by the names that `off` takes."""
+MAX_PARALLEL = 64
+"""Requests at once: each may want an output of a step."""
 KV_TYPES = ("f16", "f32")
 """What the cache may hold."""
 
@@ -88,10 +92,17 @@ class Stats:
 class Model:
     """A loaded model: tokenizer, chat template and an engine on a device."""
 
-    def __init__(self, file: GGUFFile, graph: Graph, engine: Engine, threads: int):
+    def __init__(
+        self,
+        file: GGUFFile,
+        graph: Graph,
+        engine: Engine,
+        threads: int,
+        scheduler: Scheduler | None = None,
+    ):
         self.file, self.graph, self.engine = file, graph, engine
         self.threads, self.n_ctx = threads, engine.n_ctx
-        self.scheduler = Scheduler(engine)
+        self.scheduler = scheduler or Scheduler(engine)
         self.device_name = CPU_NAME
         self.device_class = engine.device.program.device_class
         metadata = cast(Metadata, file)  # its getters are generic in the default's type
@@ -111,6 +122,9 @@ class Model:
         kv_type: str = "f16",
         device: str = "auto",
         device_class: str | None = None,
+        parallel: int = 1,
+        queue_limit: int | None = None,
+        off: Collection[str] = (),
         repack: bool = True,
         mmap: bool = True,
         mlock: bool = False,
@@ -121,7 +135,10 @@ class Model:
         """Load a GGUF file.
 
         `ctx_size` 0 takes all the model supports, None the default. `device_class` forces
-        a class (`cpu-x86_64-scalar`); by default this machine's best. Without `mmap` the file
+        a class (`cpu-x86_64-scalar`); by default this machine's best. `parallel` requests run
+        at once, each with the whole context, and share each pass over the weights; up to
+        `queue_limit` more wait (None: any number). `off` names speed technologies not to use,
+        of `TECHNOLOGIES`; none of them changes an answer. Without `mmap` the file
         is read instead of mapped; `mlock` keeps the weights from being swapped out.
         `repack_cache` is a folder that keeps repacked weights between loads, of at most
         `repack_cache_limit` bytes.
@@ -146,6 +163,16 @@ class Model:
             raise UnsupportedError(f"a {kv_type} cache is not supported; there are {known}")
         if threads is not None and threads < 1:
             raise UsageError(f"{threads} threads cannot run a model; give -t at least 1")
+        unknown = set(off) - set(TECHNOLOGIES)
+        if unknown:
+            raise UsageError(
+                f"there is no speed technology {min(unknown)!r} to turn off; there are "
+                f"{', '.join(TECHNOLOGIES)}"
+            )
+        if not 1 <= parallel <= MAX_PARALLEL:
+            raise UsageError(
+                f"{parallel} requests cannot run at once; give --parallel 1 to {MAX_PARALLEL}"
+            )
         target = cpu_target(device_class)
         usable = len(usable_cpus())
         if threads is None:
@@ -163,12 +190,16 @@ class Model:
         _debug_compiled(graph, target)
         asked = _context(graph, ctx_size)
         n_ctx = context_that_fits(
-            program, asked, explicit=ctx_size is not None, usable=usable_memory()
+            program,
+            asked,
+            explicit=ctx_size is not None,
+            usable=usable_memory(),
+            parallel=parallel,
         )
         if n_ctx < asked:
             _notice(f"context {n_ctx} to fit the memory; -c to change")
         compiled = time.perf_counter()
-        n_pages = Engine.pages_for(n_ctx)
+        n_pages = Engine.pages_for(n_ctx, parallel)
         options = LoadOptions(progress=progress, mlock=mlock, notice=_notice)
         if repack_cache is not None:
             entry = CacheEntry(
@@ -176,7 +207,8 @@ class Model:
             )
             options = replace(options, cache=entry)
         cpu = CpuDevice(program, file, threads=threads, n_ctx=n_ctx, n_pages=n_pages, load=options)
-        model = cls(file, graph, Engine(cpu, n_ctx, n_pages), threads)
+        engine = Engine(cpu, n_ctx, n_pages)
+        model = cls(file, graph, engine, threads, Scheduler(engine, parallel, queue_limit, off=off))
         model.load_seconds = time.perf_counter() - started
         _debug(2, f"compiled {compiled - started:.3f} s, loaded {model.load_seconds:.3f} s in all")
         return model
@@ -297,7 +329,7 @@ class Model:
     @property
     def memory(self) -> Memory:
         """What the model takes, caches when full."""
-        return memory_of(self.engine.device.program, Engine.pages_for(self.n_ctx))
+        return memory_of(self.engine.device.program, self.engine.pages.total)
 
     # -- measuring -------------------------------------------------------------------
     def bench_prefill(self, n_tokens: int) -> float:

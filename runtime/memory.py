@@ -31,11 +31,15 @@ class Memory:
         return self.weights + self.cache + self.work
 
 
+def page_bytes(program: Program) -> int:
+    """What a page takes in all layers' caches."""
+    return sum(2 * layout.page_bytes for layout in program.caches.values())
+
+
 def memory_of(program: Program, n_pages: int, n_slots: int = 1) -> Memory:
     """What a program takes with so many cache pages and slots of recurrent state."""
     weights = sum(w.nbytes for w in program.packed)
-    page = sum(2 * layout.page_bytes for layout in program.caches.values())
-    cache = n_pages * page + n_slots * program.slot_bytes
+    cache = n_pages * page_bytes(program) + n_slots * program.slot_bytes
     return Memory(weights, cache, program.arena_bytes)
 
 
@@ -49,23 +53,27 @@ def usable_memory(root: Path = Path("/sys/fs/cgroup")) -> int:
         return total
 
 
-def context_that_fits(program: Program, asked: int, *, explicit: bool, usable: int) -> int:
-    """The context to run with: `asked`, or less if nobody asked and it would not fit.
+def context_that_fits(
+    program: Program, asked: int, *, explicit: bool, usable: int, parallel: int = 1
+) -> int:
+    """The context to run with: `asked`, or less if nobody asked and it would not fit, each of
+    `parallel` requests having one.
 
     *Units*: contexts in positions, `usable` in bytes.
 
     *Raises* `ContextError` where even the smallest does not fit.
     """
     fixed = memory_of(program, 0).total
-    page = memory_of(program, 1).cache - memory_of(program, 0).cache
+    page = parallel * page_bytes(program)
     n_ctx = asked
     while fixed + -(-n_ctx // PAGE) * page > usable:
         smaller = (n_ctx - 1) // _CTX_STEP * _CTX_STEP
         if explicit or smaller < SMALLEST_CTX:
+            times, lower = ("", "") if parallel == 1 else (f" {parallel} times", " or --parallel")
             raise ContextError(
-                f"the model takes {fixed / 2**30:.1f} GiB and its cache for {n_ctx} tokens "
+                f"the model takes {fixed / 2**30:.1f} GiB and its cache for{times} {n_ctx} tokens "
                 f"{-(-n_ctx // PAGE) * page / 2**30:.1f} GiB, but this machine has "
-                f"{usable / 2**30:.1f} GiB; lower -c or use a smaller model"
+                f"{usable / 2**30:.1f} GiB; lower -c{lower} or use a smaller model"
             )
         n_ctx = smaller
     return n_ctx

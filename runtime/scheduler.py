@@ -1,116 +1,293 @@
-"""The scheduler: requests in, tokens out, on one thread of its own."""
+"""The scheduler: requests in, tokens out, on one thread of its own.
+
+    admit     give free slots to those who wait longest
+    choose    the next token of every answer and its guesses, then chunks of prompts
+    step      one pass over the weights for all of them
+    emit      draw, verify, tell
+    retire    give back what finished answers held
+
+What a row computes does not depend on its neighbours, so who shares a step with whom changes
+when an answer comes, never what it says.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
 import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import TypeVar
 
-import numpy as np
+from kinetic.errors import ContextError, QueueFull, UsageError
+from kinetic.runtime.answer import Answer
+from kinetic.runtime.drafting import Drafter, Earlier, FromContext, StepCost, draft_lengths
+from kinetic.runtime.engine import Engine, Logits, Work
+from kinetic.runtime.request import Listener, Request
 
-from kinetic.errors import ContextError, InternalError, KineticError
-from kinetic.runtime.engine import Engine, Logits
-from kinetic.runtime.request import Counts, Finish, Listener, Reason, Request, Token
+CHUNK = 64
+"""Rows of prompts in a step beside answers under way: what those wait for at most."""
+DRAFTING, SHARED_STEPS = "rad1", "convoy"
+"""What may be turned off."""
+T = TypeVar("T")
 
 
-class _Job:
-    """A request on its way."""
+@dataclass(frozen=True)
+class _Turn:
+    """What an answer runs in one step; `draft` are the guesses at the work's end."""
 
-    def __init__(self, request: Request, listener: Listener):
-        self.request, self.listener = request, listener
-        self.counts = Counts(prompt_tokens=len(request.prompt))
-        self.cancelled = threading.Event()
-        self.submitted = time.perf_counter()
-
-    def cancel(self) -> None:
-        """End the answer within one step."""
-        self.cancelled.set()
+    answer: Answer
+    work: Work
+    draft: list[int] = field(default_factory=list)
 
 
 class Scheduler:
-    """Runs requests one after the other."""
+    """Runs up to `parallel` requests at once; more wait, up to `queue_limit` of them.
 
-    def __init__(self, engine: Engine, parallel: int = 1, queue_limit: int | None = None):
-        self.engine, self.parallel, self.queue_limit = engine, parallel, queue_limit
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="kinetic-engine", daemon=True)
+    `off` names what is not to be used: `rad1` (guesses), `convoy` (steps that requests share).
+
+    *Raises* `UsageError` for more requests at once than a step can answer.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        parallel: int = 1,
+        queue_limit: int | None = None,
+        *,
+        off: Collection[str] = (),
+    ):
+        most = engine.device.program.max_outputs
+        if not 1 <= parallel <= most:
+            raise UsageError(f"{parallel} requests cannot run at once; give --parallel 1 to {most}")
+        self.engine, self.parallel, self.queue_limit, self.off = engine, parallel, queue_limit, off
+        self._change = threading.Condition()
+        self._queue: deque[Answer] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._active: list[Answer] = []
+        self._closing = False
+        self._cost, self._earlier = StepCost(), Earlier()
+        self._thread = threading.Thread(target=self._loop, name="kinetic-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, listener: Listener) -> _Job:
+    # -- from any thread -----------------------------------------------------------------
+    def submit(self, request: Request, listener: Listener) -> Answer:
         """Queue a request; its listener hears of it on the engine's thread.
 
-        *Raises* `ContextError` where the prompt can never fit.
+        *Raises* `ContextError` where the prompt can never fit, `QueueFull` where too many wait,
+        `UsageError` for a prompt without tokens.
         """
-        if len(request.prompt) > self.engine.n_ctx:
-            raise ContextError(
-                f"the prompt has {len(request.prompt)} tokens and the context holds "
-                f"{self.engine.n_ctx}; shorten it or raise -c"
-            )
-        job = _Job(request, listener)
-        self._jobs.put(job)
-        return job
+        if not request.prompt:
+            raise UsageError("the prompt has no tokens; give some text")
+        answer = Answer(request, listener)
+        answer.pages = self._pages_for(request)
+        with self._change:
+            if self._closing:
+                raise UsageError("the model is closed; load it again")
+            waiting = len(self._queue) + len(self._active) - self.parallel
+            if self.queue_limit is not None and waiting >= self.queue_limit:
+                raise QueueFull(
+                    f"{self.parallel} requests are running and {self.queue_limit} are waiting, "
+                    "which is as many as may; try again later, or raise --parallel"
+                )
+            self._queue.append(answer)
+            self._change.notify()
+        return answer
 
-    def close(self) -> None:
-        """Finish what is queued and stop the thread."""
-        self._jobs.put(None)
-        self._thread.join()
+    def call(self, function: Callable[[], T]) -> T:
+        """What the function returns, run on the engine's thread between two steps: for work
+        that uses the engine beside requests."""
+        if threading.current_thread() is self._thread:
+            return function()
+        done: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        def run() -> None:
             try:
-                reason, error = self._answer(job), None
-            except KineticError as found:
-                reason, error = "error", found
-            except Exception as found:
-                reason, error = "error", InternalError(f"{type(found).__name__}: {found}")
-            job.listener.finish(Finish(reason, job.counts, error))
+                done.put((function(), None))
+            except BaseException as error:
+                done.put((None, error))
 
-    def _answer(self, job: _Job) -> Reason:
-        request, counts, sampler = job.request, job.counts, job.request.sampler
-        counts.queue_seconds = time.perf_counter() - job.submitted
-        sequence = self.engine.new_sequence()
+        with self._change:
+            if self._closing:
+                raise UsageError("the model is closed; load it again")
+            self._calls.append(run)
+            self._change.notify()
+        result, error = done.get()
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]
+
+    def close(self, *, cancel: bool = False) -> None:
+        """Finish what is queued, or end it with `cancel`, and stop the thread."""
+        with self._change:
+            self._closing = True
+            if cancel:
+                for answer in (*self._queue, *self._active):
+                    answer.cancel()
+            self._change.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    @property
+    def running(self) -> int:
+        """Requests that have a slot."""
+        return len(self._active)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._queue)
+
+    def _pages_for(self, request: Request) -> int:
+        """Pages to set aside for a request.
+
+        *Raises* `ContextError` where it can never fit.
+        """
+        n_ctx, prompt, pages = self.engine.n_ctx, len(request.prompt), self.engine.pages
+        if prompt > n_ctx:
+            raise ContextError(
+                f"the prompt has {prompt} tokens and the context holds {n_ctx}; shorten it or "
+                "raise -c"
+            )
+        if Engine.pages_for(prompt) > pages.total:
+            raise ContextError(
+                f"the prompt has {prompt} tokens and the cache holds {pages.positions}; shorten "
+                "it or raise -c"
+            )
+        longest = n_ctx if request.max_tokens is None else min(n_ctx, prompt + request.max_tokens)
+        return min(Engine.pages_for(longest), pages.total)
+
+    # -- the engine's thread -------------------------------------------------------------
+    def _loop(self) -> None:
+        while self._wait():
+            try:
+                self._admit()
+                for turns in self._choose():
+                    self._step(turns)
+            except Exception as error:  # a bug: whoever was there is told, others may come
+                for answer in self._active:
+                    answer.fail(error)
+            self._retire()
+
+    def _wait(self) -> bool:
+        """Sleep until there is something to do; False once closed and done."""
+        with self._change:
+            while not (self._active or self._queue or self._calls):
+                if self._closing:
+                    return False
+                self._change.wait()
+            return True
+
+    def _admit(self) -> None:
+        while self._calls:
+            self._calls.popleft()()
+        with self._change:
+            over = [answer for answer in self._queue if answer.interrupted()]
+            for answer in over:
+                self._queue.remove(answer)
+            begun = []
+            while self._queue and self._fits(self._queue[0]):
+                begun.append(self._queue.popleft())
+                self._active.append(begun[-1])
+        for answer in over:
+            answer.finish()
+        for answer in begun:
+            answer.sequence = self.engine.new_sequence()
+            try:
+                answer.begin(self._drafter(answer.request))
+            except Exception as error:
+                answer.fail(error)
+
+    def _fits(self, answer: Answer) -> bool:
+        taken = sum(other.pages for other in self._active)
+        enough = taken + answer.pages <= self.engine.pages.total
+        return len(self._active) < self.parallel and enough
+
+    def _choose(self) -> list[list[_Turn]]:
+        """The steps to take next: one for all, but for those who must be alone."""
+        going = [answer for answer in self._active if not answer.interrupted()]
+        decoding = [answer for answer in going if answer.left == 1]
+        limit = self.engine.device.program.max_rows - len(decoding)
+        budget = min(CHUNK, limit) if decoding else limit
+        turns, served = [], set()
+        for answer in going:
+            if answer.left > 1 and budget > 0:
+                done, count = len(answer.sequence), min(answer.left, budget)
+                tokens = answer.tokens[done : done + count]
+                turns.append(
+                    _Turn(answer, Work(answer.sequence, tokens, int(count == answer.left)))
+                )
+                budget -= count
+                served.add(answer)
+        # Whoever was served goes behind the others, so that prompts take turns.
+        self._active = sorted(self._active, key=served.__contains__)
+        rows = len(decoding) + sum(len(turn.work.tokens) for turn in turns)
+        for answer, draft in zip(decoding, self._drafts(decoding, rows), strict=True):
+            tokens = [answer.tokens[-1], *draft]
+            turns.append(_Turn(answer, Work(answer.sequence, tokens, len(tokens)), draft))
+        together = SHARED_STEPS not in self.off
+        shared = [turn for turn in turns if together and not turn.answer.alone]
+        single = [[turn] for turn in turns if not together or turn.answer.alone]
+        return [shared, *single] if shared else single
+
+    def _step(self, turns: list[_Turn]) -> None:
+        started = time.perf_counter()
         try:
-            sampler.accept_all(request.prompt)
-            started = time.perf_counter()
-            logits = self.engine.prefill(sequence, list(request.prompt))
-            counts.prompt_seconds = time.perf_counter() - started
-            job.listener.prompt(counts.prompt_tokens, counts.prompt_tokens)
-            started = time.perf_counter()
-            while True:
-                if job.cancelled.is_set():
-                    return "cancelled"
-                if request.deadline is not None and time.monotonic() > request.deadline:
-                    return "deadline"
-                if counts.generated_tokens == request.max_tokens:
-                    return "length"
-                constraint = request.constraint
-                mask = None if constraint is None else constraint.mask()
-                token = sampler.sample(logits, counts.generated_tokens, mask)
-                sampler.accept(token)
-                if constraint is not None and token not in request.end_ids:
-                    constraint.accept(token)
-                counts.generated_tokens += 1
-                counts.generate_seconds = time.perf_counter() - started
-                stop = job.listener.token(_token(request, token, logits))
-                if token in request.end_ids:
-                    return "end"
-                if stop:
-                    return "stop"
-                if counts.generated_tokens == request.max_tokens:
-                    return "length"
-                if len(sequence) >= self.engine.n_ctx:
-                    return "context"
-                logits = self.engine.decode(sequence, token)
-        finally:
-            sequence.close()
+            outputs = self.engine.step([turn.work for turn in turns])
+        except Exception as error:
+            # One of them is at fault, and the next steps, each its own, will tell which.
+            for turn in turns:
+                turn.answer.alone = True
+            if len(turns) == 1:
+                turns[0].answer.fail(error)
+            return
+        rows = [len(turn.work.tokens) for turn in turns]
+        if rows == [turn.work.want for turn in turns]:
+            self._cost.observe(sum(rows), time.perf_counter() - started)
+        for turn, logits in zip(turns, outputs, strict=True):
+            self._emit(turn, logits)
 
+    def _emit(self, turn: _Turn, logits: Logits) -> None:
+        answer = turn.answer
+        answer.alone = False
+        try:
+            if turn.work.want:
+                answer.take(logits, turn.draft)
+            else:
+                answer.ran()
+            if turn.draft:
+                answer.sequence.truncate(len(answer.tokens) - 1)
+        except Exception as error:
+            answer.fail(error)
 
-def _token(request: Request, token: int, logits: Logits) -> Token:
-    """The token with its log-probabilities, if they are asked for."""
-    if request.logprobs is None:
-        return Token(token)
-    wide = logits.astype(np.float64)
-    wide -= wide.max()
-    logs = wide - np.log(np.exp(wide).sum())
-    best = np.argsort(-logits, kind="stable")[: request.logprobs]
-    return Token(token, float(logs[token]), tuple((int(i), float(logs[i])) for i in best))
+    def _retire(self) -> None:
+        over = [answer for answer in self._active if answer.interrupted()]
+        for answer in over:
+            with self._change:
+                self._active = [a for a in self._active if a is not answer]
+            answer.sequence.close()
+            if DRAFTING not in self.off:
+                self._earlier.add(answer.request.salt, answer.tokens)
+            answer.finish()
+
+    # -- guesses -------------------------------------------------------------------------
+    def _drafter(self, request: Request) -> Drafter | None:
+        if DRAFTING in self.off or self.engine.states is not None:
+            return None
+        earlier = self._earlier.source(request.salt, request.prompt)
+        context = FromContext(request.prompt)
+        return Drafter([context] if earlier is None else [context, earlier])
+
+    def _drafts(self, decoding: list[Answer], rows: int) -> list[list[int]]:
+        """Guesses for each answer, as many as are worth their rows."""
+        found = [
+            ([], []) if answer.drafter is None else answer.drafter.draft(answer.room)
+            for answer in decoding
+        ]
+        if not any(tokens for tokens, _ in found):
+            return [tokens for tokens, _ in found]
+        program = self.engine.device.program
+        most = max(0, min(program.max_rows - rows, program.max_outputs - len(self._active)))
+        lengths = draft_lengths([chances for _, chances in found], rows, self._cost, most)
+        return [tokens[:n] for (tokens, _), n in zip(found, lengths, strict=True)]

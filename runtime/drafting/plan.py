@@ -31,7 +31,7 @@ class StepCost:
 
     def _fit(self) -> None:
         """The curve through what was seen; elsewhere it has the shape of the ratios."""
-        scale, curve = 1.0, []
+        scale, curve = 1.0, list[float]()
         known = [s / r for s, r in zip(self._seconds, _RATIOS, strict=True) if s is not None]
         if known:
             scale = known[0]

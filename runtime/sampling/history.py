@@ -42,6 +42,16 @@ class History:
         self._stamps[self.length] = next(_stamps)
         self.length += 1
 
+    def extend(self, tokens: NDArray[np.int64]) -> None:
+        """Append many."""
+        length = self.length + len(tokens)
+        while length > len(self._tokens):
+            self._tokens = np.resize(self._tokens, 2 * len(self._tokens))
+            self._stamps = np.resize(self._stamps, 2 * len(self._stamps))
+        self._tokens[self.length : length] = tokens
+        self._stamps[self.length : length] = np.fromiter(_stamps, np.int64, len(tokens))
+        self.length = length
+
     def stamp(self) -> int:
         """The number of the last token, 0 when there is none."""
         return int(self._stamps[self.length - 1]) if self.length else 0

@@ -76,9 +76,9 @@ class Sampler:
         is banned.
         """
         self._pending = None
-        adjusted = self._adjust(logits, allowed)
+        adjusted, best = self._adjust(logits, allowed)
         if self.params.greedy:
-            return int(adjusted.argmax())
+            return best
         c = self._cut(adjusted, position)
         index = draw(c, uniform(self.seed, position, LANE_TOKEN, self.choice))
         token = int(c.ids[index])
@@ -93,29 +93,31 @@ class Sampler:
     ) -> Floats:
         """The distribution that `sample` draws from: `f32[V]`, adding up to about 1."""
         out = np.zeros(self.n_vocab, np.float32)
-        adjusted = self._adjust(logits, allowed)
+        adjusted, best = self._adjust(logits, allowed)
         if self.params.greedy:
-            out[adjusted.argmax()] = 1
+            out[best] = 1
             return out
         c = self._cut(adjusted, position)
         w = weights(c)
         out[c.ids] = w * reciprocal(running_sum(w)[-1])
         return out
 
-    def _adjust(self, logits: Floats, allowed: NDArray[np.bool_] | None) -> Floats:
-        """Logits after bias, penalties and DRY; the caller's array is left alone."""
+    def _adjust(self, logits: Floats, allowed: NDArray[np.bool_] | None) -> tuple[Floats, int]:
+        """Logits after bias, penalties and DRY, and the token of the largest; the caller's
+        array is left alone."""
         if logits.shape != (self.n_vocab,) or logits.dtype != np.float32:
             raise InternalError(
                 f"The sampler wants f32[{self.n_vocab}] logits, "
                 f"not {logits.dtype}{list(logits.shape)}."
             )
         # argmax finds a NaN before any number.
-        if not logits[logits.argmax()] < np.inf:
+        best = logits.argmax()
+        if not logits[best] < np.inf:
             raise InternalError(
                 "The model's logits hold NaN or infinity, so no token can be chosen; "
                 "the model file is damaged or a kernel is wrong."
             )
-        params, tokens = self.params, self._history.tokens()
+        given, params, tokens = logits, self.params, self._history.tokens()
         penalized = params.penalizes and not params.mirostat and len(tokens) > 0
         if allowed is not None:
             logits = np.where(allowed, logits, np.float32(-np.inf))
@@ -127,11 +129,13 @@ class Sampler:
             penalize(logits, tokens, params)
         if self._dry:
             self._dry.apply(logits, tokens)
-        if logits[logits.argmax()] == -np.inf:
+        if logits is not given:
+            best = logits.argmax()
+        if logits[best] == -np.inf:
             raise UsageError(
                 "Every token is banned, by logit bias or by the grammar; allow at least one."
             )
-        return logits
+        return logits, int(best)
 
     def _cut(self, logits: Floats, position: int) -> Candidates:
         """The candidates of the final draw, tempered."""
@@ -169,8 +173,12 @@ class Sampler:
 
     def accept_all(self, tokens: Iterable[int]) -> None:
         """Append a prompt."""
-        for token in tokens:
-            self.accept(token)
+        ids = np.fromiter(tokens, np.int64)
+        beyond = ids[(ids < 0) | (ids >= self.n_vocab)]
+        if len(beyond):
+            raise InternalError(f"Token {beyond[0]} is outside the vocabulary of {self.n_vocab}.")
+        self._pending = None
+        self._history.extend(ids)
 
     def checkpoint(self) -> Mark:
         """A point that `rollback` can return to."""
