@@ -5,6 +5,7 @@
       lower-experts     experts                         -> route, expert_rows, expert_matmul, ...
       lower-products    linear                          -> quantize, matmul
       fuse-attention    norm, rope, attention           -> rope_write, attend
+      fuse-text-attention  the same where rows see a whole text
       fuse-quantize     norm / glu, then quantize       -> one walk
       fuse-residual     matmul, then add                -> matmul into the residual
     schedule            nodes -> kernel launches, barriers, memory plan
@@ -23,6 +24,7 @@ from kinetic.codegen.kernels.cpu.pool import pool
 from kinetic.codegen.objects import cached_object, object_key
 from kinetic.codegen.passes.base import Pass
 from kinetic.codegen.passes.fuse_attention import FUSE_ATTENTION
+from kinetic.codegen.passes.fuse_encoder import FUSE_TEXT_ATTENTION
 from kinetic.codegen.passes.fuse_rows import FUSE_GATES, FUSE_QUANTIZE, FUSE_RESIDUAL
 from kinetic.codegen.passes.lower_experts import LOWER_EXPERTS
 from kinetic.codegen.passes.lower_products import LOWER_PRODUCTS
@@ -39,6 +41,7 @@ CPU_PASSES: tuple[Pass, ...] = (
     LOWER_EXPERTS,
     LOWER_PRODUCTS,
     FUSE_ATTENTION,
+    FUSE_TEXT_ATTENTION,
     FUSE_QUANTIZE,
     FUSE_RESIDUAL,
 )
@@ -163,5 +166,7 @@ def compile_graph(
         outputs=plan.outputs,
         arena_bytes=plan.arena_bytes,
         state_bytes=plan.state_bytes,
+        whole_texts=plan.whole_texts,
+        n_positions=plan.n_positions,
         link=link_program,
     )

@@ -155,7 +155,9 @@ class CacheSpec:
 class Meta:
     """What the runtime must know beyond the ops.
 
-    *Units*: counts; `n_ctx_train` in positions; `caches` by the name that ops use.
+    *Units*: counts; `n_ctx_train` in positions; `caches` by the name that ops use. `pooling` says
+    how a text's rows become one (`mean`, `cls`, `last`, or `rank` for scores), None in models that
+    generate; `labels` name a reranker's scores where the file does.
     """
 
     arch: str
@@ -167,6 +169,8 @@ class Meta:
     n_kv_heads: int
     head_dim: int
     caches: Mapping[str, CacheSpec] = field(default_factory=dict)
+    pooling: str | None = None
+    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

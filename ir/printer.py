@@ -78,8 +78,8 @@ def plain_weight(name: str, attrs: Mapping[str, object]) -> dict[str, object]:
 
 
 def _settings(meta: Meta) -> str:
-    found = [(f.name, getattr(meta, f.name)) for f in fields(meta) if f.name != "caches"]
-    return " ".join(f"{name}={attr_text(value)}" for name, value in found)
+    found = [(f, getattr(meta, f.name)) for f in fields(meta) if f.name != "caches"]
+    return " ".join(f"{f.name}={attr_text(v)}" for f, v in found if v != f.default)
 
 
 def _cache(cache: CacheSpec) -> str:

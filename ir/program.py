@@ -144,6 +144,10 @@ class Program:
     """Puts the machine code into this process; kernel addresses by name."""
     states: Mapping[str, StateLayout] = field(default_factory=dict)
     """Recurrent layers; one slot holds the states of all of them."""
+    whole_texts: bool = False
+    """A step takes each sequence whole and in order: rows see, or are pooled with, later ones."""
+    n_positions: int | None = None
+    """Positions of the model's own table, where it has one: none may lie beyond."""
 
     @property
     def slot_bytes(self) -> int:

@@ -66,6 +66,19 @@ class _Rope:
         self._filled = stop
 
 
+def _last_positions(positions: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """The last position of each row's text, of whole texts that lie side by side.
+
+    *Raises* `InternalError` where a text is not whole or not in order.
+    """
+    starts = np.flatnonzero(positions == 0)
+    lengths = np.diff(np.append(starts, len(positions)))
+    expected = np.arange(len(positions)) - np.repeat(starts, lengths) if len(starts) else None
+    if expected is None or starts[0] or (positions != expected).any():
+        raise InternalError("a step of this model takes whole texts, each in order")
+    return np.repeat(lengths - 1, lengths).astype(np.int32)
+
+
 class CpuDevice:
     """A program with its weights on this machine's CPU.
 
@@ -87,6 +100,11 @@ class CpuDevice:
         self.program, self._source = program, source
         self.threads, self.n_ctx, self.n_pages = threads, n_ctx, n_pages
         self.n_slots = n_slots if program.states else 0
+        if program.n_positions is not None and n_ctx > program.n_positions:
+            raise ContextError(
+                f"a context of {n_ctx} tokens is more than the {program.n_positions} positions "
+                "that the model knows; lower -c"
+            )
         self._functions = program.link()
         self._pool = WorkerPool(self._functions, threads)
         self._arena = Mapping(program.arena_bytes)
@@ -205,6 +223,9 @@ class CpuDevice:
         step[abi.STEP_OUT_ROWS // 8] = self._out_rows.ctypes.data
         step[abi.STEP_STATE_IN // 8] = rows.state_in.ctypes.data
         step[abi.STEP_STATE_OUT // 8] = rows.state_out.ctypes.data
+        if program.whole_texts:
+            last = _last_positions(rows.positions)  # lives until the step is done
+            step[abi.STEP_LAST // 8] = last.ctypes.data
         self._pool.run(self._plan)
         if count >= _LARGE_STEP:
             # A prompt touches rows all over the table; the system holds on to every page.

@@ -3,7 +3,16 @@
 `core.py` has the walk and its memory; the other files say what each op launches.
 """
 
-from kinetic.codegen.passes.schedule import attention, experts, products, recurrent, rows
+from kinetic.codegen.passes.schedule import attention, encoder, experts, products, recurrent, rows
 from kinetic.codegen.passes.schedule.core import Schedule, Scheduler
 
-__all__ = ["Schedule", "Scheduler", "attention", "experts", "products", "recurrent", "rows"]
+__all__ = [
+    "Schedule",
+    "Scheduler",
+    "attention",
+    "encoder",
+    "experts",
+    "products",
+    "recurrent",
+    "rows",
+]

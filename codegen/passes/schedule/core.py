@@ -59,6 +59,8 @@ class Schedule:
     arena_bytes: int
     state_bytes: int
     kernels: dict[str, Callable[[], Sequence[Function]]]
+    whole_texts: bool = False
+    n_positions: int | None = None
 
 
 def int_arg(value: int) -> Arg:
