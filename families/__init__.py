@@ -12,6 +12,13 @@ from kinetic.errors import UnsupportedError
 from kinetic.ir.gguf import GGUFFile, display_path, printable
 from kinetic.ir.graph import Graph
 
+ENCODERS: dict[str, str] = {
+    "bert": "kinetic.families.bert",
+    "nomic-bert": "kinetic.families.nomic_bert",
+    "gemma-embedding": "kinetic.families.gemma_embedding",
+}
+"""Those whose rows see their whole text: they make embeddings and scores, never text."""
+
 SUPPORTED: dict[str, str] = {
     "llama": "kinetic.families.llama",
     "qwen2": "kinetic.families.qwen2",
@@ -25,8 +32,16 @@ SUPPORTED: dict[str, str] = {
     "olmo2": "kinetic.families.olmo2",
     "exaone4": "kinetic.families.exaone4",
     "hunyuan-dense": "kinetic.families.hunyuan_dense",
+    **ENCODERS,
 }
 """The module of each architecture, by the file's `general.architecture`."""
+
+
+def is_embedding(file: GGUFFile) -> bool:
+    """Whether a file is an embedding or reranking model: an encoder, or one with pooling."""
+    arch = file.architecture
+    pooling = file.metadata.get(f"{arch}.pooling_type")
+    return arch in ENCODERS or (isinstance(pooling, int) and pooling != 0)
 
 
 def build(file: GGUFFile) -> Graph:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kinetic.families.config import Config, Experts
+from kinetic.families.pooling import OUTPUTS, pooled
 from kinetic.ir.build import Builder
 from kinetic.ir.graph import CacheSpec, Graph, Node
 
@@ -106,10 +107,13 @@ def logits(
     name: str = "logits",
     norm_name: str = "output_norm",
 ) -> Node:
-    """The wanted rows `[R, D]`, normed, over the vocabulary: `[R, V]`.
+    """The wanted rows `[R, D]`, normed, over the vocabulary: `[R, V]`; in a file with a pooling
+    type each text's vector instead.
 
     The head is `output.weight`, or the embedding where a file has none (a tied head).
     """
+    if cfg.h.pooling():
+        return pooled(b, norm(b, x, norm_name, cfg), cfg)
     x = norm(b, b.take_outputs(x), norm_name, cfg)
     head = b.maybe_weight("output.weight", (cfg.n_vocab, cfg.n_embd)) or table
     return b.linear(x, head, b.maybe_weight("output.bias", (cfg.n_vocab,)), name)
@@ -120,7 +124,11 @@ def finish(b: Builder, cfg: Config, out: Node, caches: dict[str, CacheSpec]) -> 
 
     Raises: UnsupportedError.
     """
+    kind, file, name = cfg.h.pooling(), cfg.h.file, "logits"
+    if kind is not None:
+        name = "scores" if kind == "rank" else "embedding"
+        if not cfg.h.encoder and out.name not in OUTPUTS:
+            cfg.h.refuse("pooling_type", "embeddings of a family that scales its outputs")
     b.done()
     cfg.h.done()
-    file = cfg.h.file
-    return b.graph(file.get_str("general.name", cfg.h.arch), cfg.meta(caches), logits=out)
+    return b.graph(file.get_str("general.name", cfg.h.arch), cfg.meta(caches), **{name: out})

@@ -25,6 +25,10 @@ HARMLESS = frozenset(
 )
 """Keys that do not change what is computed."""
 
+RMS_EPS = "attention.layer_norm_rms_epsilon"
+POOLINGS = {1: "mean", 2: "cls", 3: "last", 4: "rank"}
+"""What `pooling_type` means; 0 is none."""
+
 MOST = (1 << 31) - 1
 """The largest count that a file can mean: positions and ids are 32-bit."""
 MOST_PARTS = 1 << 16
@@ -36,8 +40,8 @@ MOST_WIDE = 1 << 24
 class Hyper:
     """The `ARCH.*` keys of a file."""
 
-    def __init__(self, file: GGUFFile) -> None:
-        self.file, self.arch = file, file.architecture
+    def __init__(self, file: GGUFFile, encoder: bool = False) -> None:
+        self.file, self.arch, self.encoder = file, file.architecture, encoder
         self._read: set[str] = set()
 
     def _key(self, key: str) -> str:
@@ -157,6 +161,28 @@ class Hyper:
         """A word."""
         return self.file.get_str(self._key(key), default)
 
+    def pooling(self) -> str | None:
+        """How a text's rows become one; None in a model that generates. An encoder whose file
+        does not say takes their mean.
+
+        Raises: ModelFileError; UnsupportedError for an encoder without.
+        """
+        key = "pooling_type"
+        found = self.count(key, 0, least=0)
+        if found == 0 and self.encoder:
+            self.refuse(key, "a vector for each token instead of each text")
+            return "mean"
+        if found and found not in POOLINGS:
+            raise self.wrong(key, f"a number from 0 to {max(POOLINGS)}")
+        return POOLINGS.get(found)
+
+    def labels(self) -> tuple[str, ...]:
+        """The names of a classifier's scores, where the file has them."""
+        key = "classifier.output_labels"
+        self._read.add(key)
+        found = self.file.get_strings(f"{self.arch}.{key}", None)
+        return tuple(found or ())
+
     def wrong(self, key: str, expected: str) -> ModelFileError:
         """The error for a key whose value cannot be right."""
         full = f"{self.arch}.{key}"
@@ -184,7 +210,6 @@ class Hyper:
 
         Raises: UnsupportedError naming those that were not.
         """
-        self.refuse("pooling_type", "this is an embedding or reranking model")
         prefix = f"{self.arch}."
         left = [
             printable(key)
@@ -333,12 +358,12 @@ class Config:
     """Which layers have no attention, in families that may have such."""
 
     @staticmethod
-    def read(file: GGUFFile, *, rope_kind: str, hybrid: bool = False) -> Config:
+    def read(file: GGUFFile, *, rope_kind: str, encoder: bool = False, eps_key: str = RMS_EPS, hybrid: bool = False) -> Config:
         """From the file's metadata; `done` is left to the family, which may read more keys.
 
         In a `hybrid` the key/value heads are listed by layer, and one without any is recurrent.
         """
-        h = Hyper(file)
+        h = Hyper(file, encoder)
         n_layers, n_embd = h.layers(), h.count("embedding_length", most=MOST_WIDE)
         n_heads = h.count("attention.head_count", most=MOST_PARTS)
         recurrent: tuple[bool, ...] = ()
@@ -369,7 +394,7 @@ class Config:
             v_dim=h.count("attention.value_length", each, most=MOST_WIDE),
             n_ctx=n_ctx,
             n_vocab=embedding.shape[0] if embedding else 1,
-            eps=h.positive("attention.layer_norm_rms_epsilon"),
+            eps=h.positive(eps_key),
             rope=Rope.read(h, rope_kind, head_dim, n_ctx),
             recurrent=recurrent,
         )
@@ -390,4 +415,6 @@ class Config:
             n_kv_heads=self.n_kv_heads,
             head_dim=self.head_dim,
             caches=caches,
+            pooling=self.h.pooling(),
+            labels=self.h.labels(),
         )
