@@ -22,6 +22,9 @@ SPELLINGS = {
     "--top-n-sigma": "--top-nsigma",
     "--dry-seq-breaker": "--dry-sequence-breaker",
     "--typical-p": "--typical",
+    "-a": "--alias",
+    "-np": "--parallel",
+    "-rea": "--reasoning",
 }
 
 # Accepted and not needed: the number of values each takes.
@@ -46,7 +49,8 @@ _ONE_DEVICE = "Kinetic runs the model wholly on one device; choose it with --dev
 _DRAFT = "speculative decoding needs no flag and no draft model in Kinetic"
 _ONCE = "kinetic run answers once, and kinetic chat is not in this version yet"
 _SHAPE = "constrained output is not in the command line"
-_TLS = "the server of a later version speaks plain HTTP; put a TLS proxy in front"
+_SERVER = "it belongs to kinetic serve"
+_TLS = "kinetic serve speaks plain HTTP; put a TLS proxy in front"
 REFUSED = {
     **dict.fromkeys(("-sm", "--split-mode", "-ts", "--tensor-split"), _ONE_DEVICE),
     **dict.fromkeys(("-mg", "--main-gpu", "-ot", "--override-tensor"), _ONE_DEVICE),
@@ -58,18 +62,17 @@ REFUSED = {
     **dict.fromkeys(("-f", "--file"), "pipe the prompt in: kinetic run <model> < prompt.txt"),
     **dict.fromkeys(("--grammar", "--grammar-file", "-j", "--json-schema"), _SHAPE),
     "--chat-template": "Kinetic uses the template in the model file",
-    "--api-key-file": "the server of a later version takes the key itself, with --api-key",
+    **dict.fromkeys(("--host", "--port", "-a", "--alias", "-np", "--parallel"), _SERVER),
+    "--api-key": _SERVER,
+    "--api-key-file": "kinetic serve takes the key itself, with --api-key",
     **dict.fromkeys(("--ssl-key-file", "--ssl-cert-file"), _TLS),
 }
 
-_SERVER = "it belongs to kinetic serve, which is not in this version yet"
 _LORA = "merge the adapter into the model with llama.cpp's llama-export-lora first"
 _IMAGES = "Kinetic reads text alone so far"
 _ROPE = "Kinetic takes the rotary settings of the model file"
 _TECHNOLOGIES = "this version has no speed technology that could be turned off"
 LATER = {
-    **dict.fromkeys(("--host", "--port", "-a", "--alias", "-np", "--parallel"), _SERVER),
-    "--api-key": _SERVER,
     **dict.fromkeys(("--lora", "--lora-scaled"), _LORA),
     **dict.fromkeys(("--control-vector", "--control-vector-scaled"), "leave it out"),
     **dict.fromkeys(("--image", "--mmproj"), _IMAGES),

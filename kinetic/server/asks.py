@@ -1,0 +1,66 @@
+"""A request of any dialect, as what the engine is to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kinetic.generation import GenerationRequest
+from kinetic.runtime.sampling import SamplingParams
+from kinetic.runtime.sampling.constraint import Constraint
+from kinetic.text.events import OutputEvent, Text
+
+
+class Parser(Protocol):
+    """Splits an answer's text into text, reasoning and calls."""
+
+    def push(self, text: str) -> list[OutputEvent]:
+        """What more text makes certain."""
+
+    def flush(self, end: str) -> list[OutputEvent]:
+        """What is left; `end` is `stop` or `length`."""
+
+
+class PlainParser:
+    """All of an answer is text."""
+
+    def push(self, text: str) -> list[OutputEvent]:
+        """The text itself."""
+        return [Text(text)]
+
+    def flush(self, end: str) -> list[OutputEvent]:
+        """Nothing is held back."""
+        return []
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What to generate, `n` times over; each answer gets its own parser and constraint."""
+
+    prompt_ids: Sequence[int]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    logprobs: int | None = None
+    salt: str = ""
+    ignore_eos: bool = False
+    new_parser: Callable[[], Parser] = PlainParser
+    new_constraint: Callable[[], Constraint] | None = None
+    prefill: str = ""
+    """What the client wrote at the beginning of the answer."""
+
+    def generation(self, choice: int) -> GenerationRequest:
+        """One of the answers, as the engine is asked for it."""
+        return GenerationRequest(
+            prompt_ids=self.prompt_ids,
+            params=self.params,
+            max_tokens=self.max_tokens,
+            stop=self.stop,
+            choice=choice,
+            logprobs=self.logprobs,
+            constraint=None if self.new_constraint is None else self.new_constraint(),
+            salt=self.salt,
+            ignore_eos=self.ignore_eos,
+        )
