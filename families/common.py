@@ -129,6 +129,7 @@ def finish(b: Builder, cfg: Config, out: Node, caches: dict[str, CacheSpec]) -> 
         name = "scores" if kind == "rank" else "embedding"
         if not cfg.h.encoder and out.name not in OUTPUTS:
             cfg.h.refuse("pooling_type", "embeddings of a family that scales its outputs")
+    meta = cfg.meta(caches)
     b.done()
     cfg.h.done()
-    return b.graph(file.get_str("general.name", cfg.h.arch), cfg.meta(caches), **{name: out})
+    return b.graph(file.get_str("general.name", cfg.h.arch), meta, **{name: out})
