@@ -26,11 +26,13 @@ Logits = npt.NDArray[np.float32]
 @dataclass(frozen=True)
 class Work:
     """Tokens to run on a sequence in one step; `want` is the number of last rows whose
-    outputs are wanted."""
+    outputs are wanted. The last `guesses` tokens may be wrong: `Sequence.settle` keeps those
+    that are not, and must be called before the next step."""
 
     sequence: Sequence
     tokens: list[int]
     want: int = 0
+    guesses: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,9 @@ class Engine:
             wanted.extend(range(len(tokens) - work.want, len(tokens)))
             if work.sequence.slot is not None and count:
                 slot, more = work.sequence.slot, count - 1
+                before = work.sequence.keep_states(work.guesses)
                 state_in.extend([slot if start else FRESH, *[CONTINUE] * more])
-                state_out.extend([*[NOT_KEPT] * more, slot])
+                state_out.extend([*[NOT_KEPT] * (more - work.guesses), *before, slot])
         return Rows(
             np.array(tokens, np.int32),
             np.concatenate(positions),
@@ -114,6 +117,24 @@ class Engine:
             np.array(state_in, np.int32),
             np.array(state_out, np.int32),
         )
+
+    def fork(self, sequence: Sequence) -> Sequence:
+        """Another sequence that goes on from the same place: whole pages are shared, the last
+        one and the state are copied.
+
+        *Raises* `ContextError` where pages or slots of state are used up.
+        """
+        twin, copy = sequence.fork()
+        if copy is not None:
+            self.device.copy_page(*copy)
+        if sequence.slot is not None and self.states is not None:
+            try:
+                twin.slot = twin.slot if twin.slot is not None else self.states.take()
+            except ContextError:
+                twin.forget(0)
+                raise
+            self.device.copy_state(sequence.slot, twin.slot)
+        return twin
 
     def checkpoint(self, sequence: Sequence) -> Checkpoint:
         """Remember this place of a sequence, for `rollback`; `release` gives its slot back.

@@ -225,7 +225,8 @@ class Scheduler:
         rows = len(decoding) + sum(len(turn.work.tokens) for turn in turns)
         for answer, draft in zip(decoding, self._drafts(decoding, rows), strict=True):
             tokens = [answer.tokens[-1], *draft]
-            turns.append(_Turn(answer, Work(answer.sequence, tokens, len(tokens)), draft))
+            work = Work(answer.sequence, tokens, len(tokens), len(draft))
+            turns.append(_Turn(answer, work, draft))
         together = SHARED_STEPS not in self.off
         shared = [turn for turn in turns if together and not turn.answer.alone]
         single = [[turn] for turn in turns if not together or turn.answer.alone]
@@ -257,7 +258,7 @@ class Scheduler:
             else:
                 answer.ran()
             if turn.draft:
-                answer.sequence.truncate(len(answer.tokens) - 1)
+                answer.sequence.settle(len(answer.tokens) - 1)
         except Exception as error:
             answer.fail(error)
 
@@ -273,7 +274,7 @@ class Scheduler:
 
     # -- guesses -------------------------------------------------------------------------
     def _drafter(self, request: Request) -> Drafter | None:
-        if DRAFTING in self.off or self.engine.states is not None:
+        if DRAFTING in self.off:
             return None
         earlier = self._earlier.source(request.salt, request.prompt)
         context = FromContext(request.prompt)
@@ -288,6 +289,9 @@ class Scheduler:
         if not any(tokens for tokens, _ in found):
             return [tokens for tokens, _ in found]
         program = self.engine.device.program
-        most = max(0, min(program.max_rows - rows, program.max_outputs - len(self._active)))
-        lengths = draft_lengths([chances for _, chances in found], rows, self._cost, most)
+        most = min(program.max_rows - rows, program.max_outputs - len(self._active))
+        if self.engine.states is not None:
+            # A state is kept for each guess; answers that begin in this step need one too.
+            most = min(most, self.engine.states.available - len(self._active))
+        lengths = draft_lengths([chances for _, chances in found], rows, self._cost, max(0, most))
         return [tokens[:n] for (tokens, _), n in zip(found, lengths, strict=True)]

@@ -28,6 +28,8 @@ class Sequence:
         self.tokens: list[int] = []
         self.table: npt.NDArray[np.int32] = np.zeros(-(-n_ctx // PAGE), np.int32)
         self._pages = 0
+        self._before: list[int] = []
+        """Slots of the states before each of the last tokens, while those are guesses."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -44,6 +46,7 @@ class Sequence:
                 f"the context of {self.n_ctx} tokens is full: {stop} are needed; raise it with -c"
             )
         needed = -(-stop // PAGE) - self._pages
+        self._pool.make_room(needed)
         if needed > self._pool.available:
             self._pool_full(needed)
         if self._states is not None and self.slot is None:
@@ -62,6 +65,60 @@ class Sequence:
             "raise -c, or run fewer requests at once with --parallel"
         )
 
+    @property
+    def pages(self) -> list[int]:
+        """The pages it lies in, in order; the last one may be partly filled."""
+        return [int(page) for page in self.table[: self._pages]]
+
+    def adopt(self, pages: Items[int], tokens: Items[int]) -> None:
+        """Begin with tokens whose keys and values lie in these pages, which are shared.
+
+        Only whole pages may be adopted: a page that is written has one holder.
+        """
+        if self.tokens or len(tokens) != len(pages) * PAGE:
+            raise InternalError(f"{len(tokens)} tokens do not fill {len(pages)} pages to adopt")
+        for page in pages:
+            self._pool.share(page)
+            self.table[self._pages] = page
+            self._pages += 1
+        self.tokens.extend(tokens)
+
+    def fork(self) -> tuple[Sequence, tuple[int, int] | None]:
+        """Another sequence with the same past; and the page that the caller must copy, from
+        where to where, if the last one is partly filled.
+
+        *Raises* `ContextError` when the page pool is full.
+        """
+        twin = Sequence(self._pool, self.n_ctx, self._states)
+        full = len(self.tokens) // PAGE
+        twin.adopt(self.pages[:full], self.tokens[: full * PAGE])
+        if len(self.tokens) == full * PAGE:
+            return twin, None
+        try:
+            twin.extend(self.tokens[full * PAGE :])
+        except ContextError:
+            twin.forget(0)
+            raise
+        return twin, (int(self.table[full]), int(twin.table[full]))
+
+    def keep_states(self, guesses: int) -> list[int]:
+        """Slots for the states before each of so many guesses, until `settle`.
+
+        *Raises* `ContextError` when the pool of states is full.
+        """
+        if self._states is not None:
+            for _ in range(guesses):
+                self._before.append(self._states.take())
+        return self._before
+
+    def settle(self, length: int) -> None:
+        """Forget the guesses past `length`, and that the others were guesses."""
+        wrong = len(self.tokens) - length
+        if self._before and wrong and self.slot is not None:
+            at = len(self._before) - wrong
+            self.slot, self._before[at] = self._before[at], self.slot
+        self.forget(length)
+
     def truncate(self, length: int) -> None:
         """Forget the positions from `length` on.
 
@@ -77,6 +134,8 @@ class Sequence:
 
     def forget(self, length: int) -> None:
         """Give back what lies past `length`; the state is the caller's to put right."""
+        while self._before and self._states is not None:
+            self._states.drop(self._before.pop())
         if length == 0 and self._states is not None and self.slot is not None:
             self._states.drop(self.slot)
             self.slot = None

@@ -47,6 +47,15 @@ class Device(Protocol):
     def output(self, name: str, count: int) -> npt.NDArray[np.float32]:
         """The first `count` rows of an output of the last step; valid until the next."""
 
+    def read_page(self, page: int) -> npt.NDArray[np.uint8]:
+        """A copy of what a page holds in all caches."""
+
+    def write_page(self, page: int, content: npt.NDArray[np.uint8]) -> None:
+        """Put back what `read_page` gave, into this page or another."""
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Make a page hold what another one does, in all caches."""
+
     def read_state(self, slot: int) -> npt.NDArray[np.uint8]:
         """A copy of what a slot of recurrent state holds."""
 

@@ -7,6 +7,7 @@ block and makes one native call.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -245,6 +246,33 @@ class CpuDevice:
         size = count * out.stride
         view = self._arena.bytes[out.offset : out.offset + size].view(np.float32)
         return view.reshape(count, out.stride // 4)[:, : out.width]
+
+    # -- cache pages ---------------------------------------------------------------------
+    def _parts(self, page: int) -> Iterator[npt.NDArray[np.uint8]]:
+        """Where a page lies: its keys and its values in each cache, in the caches' order."""
+        if not 0 <= page < self.n_pages:
+            raise InternalError(f"there is no page {page} of the {self.n_pages} of the cache")
+        for name, layout in self.program.caches.items():
+            for half in self._caches[name]:
+                yield half.bytes[page * layout.page_bytes : (page + 1) * layout.page_bytes]
+
+    def read_page(self, page: int) -> npt.NDArray[np.uint8]:
+        """A copy of what a page holds in all caches."""
+        return np.concatenate([np.zeros(0, np.uint8), *self._parts(page)])
+
+    def write_page(self, page: int, content: npt.NDArray[np.uint8]) -> None:
+        """Put back what `read_page` gave, into this page or another."""
+        at, parts = 0, list(self._parts(page))
+        if content.shape != (sum(len(part) for part in parts),):
+            raise InternalError(f"{content.shape} bytes are not a page of this model's caches")
+        for part in parts:
+            part[:] = content[at : at + len(part)]
+            at += len(part)
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Make a page hold what another one does, in all caches."""
+        for old, new in zip(self._parts(source), self._parts(target), strict=True):
+            new[:] = old
 
     # -- recurrent states --------------------------------------------------------------
     def _check_states(self, rows: Rows) -> None:

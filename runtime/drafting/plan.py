@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 _KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
 _RATIOS = (1.0, 1.2, 1.35, 1.5, 1.8, 2.1, 2.8, 3.4, 4.7, 6.0, 8.6, 11.0, 22.0, 43.0, 85.0)
 """What steps of so many rows take, a step of one row being 1, until they have been seen."""
@@ -30,17 +32,12 @@ class StepCost:
         self._fit()
 
     def _fit(self) -> None:
-        """The curve through what was seen; elsewhere it has the shape of the ratios."""
-        scale, curve = 1.0, list[float]()
-        known = [s / r for s, r in zip(self._seconds, _RATIOS, strict=True) if s is not None]
-        if known:
-            scale = known[0]
-        for ratio, seen in zip(_RATIOS, self._seconds, strict=True):
-            if seen is not None:
-                scale = seen / ratio
-            floor = curve[-1] if curve else 0.0
-            curve.append(max(floor, ratio * scale))
-        self._curve = curve
+        """The curve through what was seen; between and beyond, the ratios scaled alike."""
+        seen = [i for i, seconds in enumerate(self._seconds) if seconds is not None]
+        scales = np.interp(
+            range(len(_KNOTS)), seen, [(self._seconds[i] or 0) / _RATIOS[i] for i in seen]
+        )
+        self._curve = np.maximum.accumulate(scales * _RATIOS).tolist()
 
     def __call__(self, rows: int) -> float:
         """Seconds that a step of so many rows should take (of any unit before the first)."""
