@@ -20,10 +20,17 @@ from typing import Any, cast
 
 from kinetic import families, settings
 from kinetic.codegen.objects import source_digest
-from kinetic.codegen.pipeline import CPU_PASSES, compile_graph, kernel_functions, run_passes
+from kinetic.codegen.pipeline import (
+    CPU_PASSES,
+    MAX_ROWS,
+    compile_graph,
+    kernel_functions,
+    run_passes,
+)
 from kinetic.codegen.pipeline import schedule as make_schedule
 from kinetic.codegen.targets.llvm_x86 import CpuTarget, assembly, cpu_target, module_text
 from kinetic.errors import ContextError, UnsupportedError, UsageError
+from kinetic.embeddings import Embedder, Text, Vector, limits, pages_for
 from kinetic.generation import (
     Event,
     FinishEvent,
@@ -109,6 +116,9 @@ class Model:
         self.tokenizer = Tokenizer.from_gguf(metadata)
         self.chat_template = ChatTemplate.from_gguf(metadata, self.tokenizer)
         self._breakers: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
+        self._embedder = None
+        if graph.meta.pooling is not None:
+            self._embedder = Embedder(graph, engine, self.tokenizer, metadata)
         self.load_seconds = 0.0
         self.last_stats: Stats | None = None
 
@@ -184,11 +194,17 @@ class Model:
         _debug(1, f"device {target.device_class} ({target.cpu}, {target.dot}), {threads} threads")
         file = GGUFFile.open(path, in_memory=not mmap)
         graph = families.build(file)
+        asked, max_rows = limits(graph, _context(graph, ctx_size), MAX_ROWS)
+        if ctx_size is not None and asked < ctx_size:
+            _notice(f"context {asked}, the most that this model takes")
         program = compile_graph(
-            graph, target, kv_type=kv_type, object_cache=settings.cache_dir() / "kernels"
+            graph,
+            target,
+            kv_type=kv_type,
+            max_rows=max_rows,
+            object_cache=settings.cache_dir() / "kernels",
         )
         _debug_compiled(graph, target)
-        asked = _context(graph, ctx_size)
         n_ctx = context_that_fits(
             program,
             asked,
@@ -200,6 +216,8 @@ class Model:
             _notice(f"context {n_ctx} to fit the memory; -c to change")
         compiled = time.perf_counter()
         n_pages = Engine.pages_for(n_ctx, parallel)
+        if graph.meta.pooling is not None:
+            n_pages = pages_for(n_ctx, program.max_rows, program.max_outputs)
         options = LoadOptions(progress=progress, mlock=mlock, notice=_notice)
         if repack_cache is not None:
             entry = CacheEntry(
@@ -295,6 +313,7 @@ class Model:
         *Raises* `ContextError` where the prompt cannot fit, `UsageError` for settings that
         name tokens the model lacks.
         """
+        self._must_generate()
         params = self._resolved(request.params)
         sampler = Sampler(params, self.graph.meta.n_vocab, request.choice)
         ends = frozenset() if request.ignore_eos else frozenset(self.tokenizer.end_ids)
@@ -326,6 +345,62 @@ class Model:
             self._breakers[texts] = token_sequences(self.tokenizer, texts)
         return params.with_overrides(dry_sequence_breakers=ids + self._breakers[texts])
 
+    def _must_generate(self) -> None:
+        if self._embedder is not None:
+            raise UsageError(
+                "this is an embedding or reranking model, which generates no text; "
+                "use Model.embed or Model.rank"
+            )
+
+    # -- embeddings ------------------------------------------------------------------
+    @property
+    def pooling(self) -> str | None:
+        """How a text's rows become one: `mean`, `cls`, `last`, or `rank` for scores; None in a
+        model that generates text."""
+        return self.graph.meta.pooling
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether this is an embedding or reranking model."""
+        return self._embedder is not None
+
+    def embed(
+        self,
+        texts: Items[Text],
+        *,
+        normalize: bool = True,
+        dimensions: int | None = None,
+        truncate: bool = False,
+    ) -> list[Vector]:
+        """A vector for each text, of length 1 unless `normalize` is off; a text may be token ids.
+
+        `dimensions` keeps so many of each vector's first values, for models trained to be cut.
+        With `truncate` a text that is too long is cut instead of refused.
+
+        *Raises* `ContextError` for a text that is too long, `UsageError` for an empty one, one
+        with unknown tokens, and models that make no embeddings.
+        """
+        return self._embeds().embed(
+            texts, normalize=normalize, dimensions=dimensions, truncate=truncate
+        )
+
+    def rank(
+        self, query: str, documents: Items[str], *, raw: bool = False, truncate: bool = False
+    ) -> list[float]:
+        """How well each document answers the query, from 0 to 1; `raw` gives the model's logits.
+
+        *Raises* as `embed` does.
+        """
+        return self._embeds().rank(query, documents, raw=raw, truncate=truncate)
+
+    def _embeds(self) -> Embedder:
+        if self._embedder is None:
+            raise UsageError(
+                "this model generates text and has no pooling type in its file; embeddings and "
+                "scores need an embedding or reranking model"
+            )
+        return self._embedder
+
     @property
     def memory(self) -> Memory:
         """What the model takes, caches when full."""
@@ -334,6 +409,7 @@ class Model:
     # -- measuring -------------------------------------------------------------------
     def bench_prefill(self, n_tokens: int) -> float:
         """Seconds that a prompt of so many tokens takes."""
+        self._must_generate()
         sequence = self.engine.new_sequence()
         tokens = [(i * 7919) % self.graph.meta.n_vocab for i in range(n_tokens)]
         started = time.perf_counter()
@@ -344,6 +420,7 @@ class Model:
 
     def bench_decode(self, n_tokens: int) -> float:
         """Seconds that so many tokens take, one pass over the weights each."""
+        self._must_generate()
         sequence = self.engine.new_sequence()
         token = self.tokenizer.bos_id or 0
         started = time.perf_counter()
