@@ -29,8 +29,8 @@ from kinetic.codegen.pipeline import (
 )
 from kinetic.codegen.pipeline import schedule as make_schedule
 from kinetic.codegen.targets.llvm_x86 import CpuTarget, assembly, cpu_target, module_text
-from kinetic.errors import ContextError, UnsupportedError, UsageError
 from kinetic.embeddings import Embedder, Text, Vector, limits, pages_for
+from kinetic.errors import ContextError, UnsupportedError, UsageError
 from kinetic.generation import (
     Event,
     FinishEvent,

@@ -9,6 +9,8 @@ from kinetic.text.unicode_classes import char_class
 from kinetic.text.vocab import Vocab
 
 SPACE = "\u2581"
+LONGEST_WORD = 100
+"""Characters; a longer word is unknown."""
 _CHINESE = (
     (0x4E00, 0x9FFF),
     (0x3400, 0x4DBF),
@@ -26,8 +28,9 @@ _ASCII_SPLIT = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
 class WpmModel:
     """Encodes plain text, without special tokens.
 
-    *Source*: BERT's tokenizer (Devlin et al. 2018) in llama.cpp's reading: accents are removed
-    by keeping the first character of each canonical decomposition.
+    *Source*: BERT's tokenizer (Devlin et al. 2018) as Hugging Face has it. llama.cpp differs in
+    three ways, none of which is followed: it keeps one jamo of a Hangul syllable, drops spacing
+    vowel signs with the accents, and has no limit to a word's length.
     """
 
     def __init__(
@@ -63,29 +66,24 @@ class WpmModel:
                 words.append("".join(current))
                 current.clear()
 
-        for char in text:
-            if self._strip_accents and char > "\x7f":
-                char = unicodedata.normalize("NFD", char)[0]
+        for char in self._unaccented(text):
             code = ord(char)
             if code < 128:
                 space = char in _ASCII_SPACE
                 control = code < 32 or code == 127
                 alone = char in _ASCII_SPLIT
-                mark = False
             else:
                 kind = char_class(code)
                 space = kind == "s"
                 control = code == 0xFFFD or (kind == "x" and unicodedata.category(char) != "Cn")
                 alone = kind == "P" or any(a <= code <= b for a, b in _CHINESE)
-                mark = kind == "M"
             if space:
                 finish()
-            elif control or (self._strip_accents and mark):
+            elif control:
                 continue
             else:
                 if self._lowercase:
-                    lower = char.lower()
-                    char = lower if len(lower) == 1 else lower[0]
+                    char = char.lower()
                 if alone:
                     finish()
                     words.append(char)
@@ -94,8 +92,17 @@ class WpmModel:
         finish()
         return words
 
+    def _unaccented(self, text: str) -> str:
+        """The text in canonical decomposition without its marks that take no space."""
+        if not self._strip_accents or text.isascii():
+            return text
+        parts = unicodedata.normalize("NFD", text)
+        return "".join(c for c in parts if c < "\x80" or unicodedata.category(c) != "Mn")
+
     def _word(self, word: str) -> list[int]:
         ids = self._vocab.ids
+        if len(word) > LONGEST_WORD and self._unknown is not None:
+            return [self._unknown]
         if not self._longest:
             self._longest = max(map(len, ids))
         data = (SPACE + word).encode()
