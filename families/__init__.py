@@ -33,6 +33,14 @@ SUPPORTED: dict[str, str] = {
     "exaone4": "kinetic.families.exaone4",
     "hunyuan-dense": "kinetic.families.hunyuan_dense",
     **ENCODERS,
+    "lfm2": "kinetic.families.lfm2",
+    "lfm2moe": "kinetic.families.lfm2",
+    "lfm3": "kinetic.families.lfm2",
+    "granitehybrid": "kinetic.families.granite",
+    "falcon-h1": "kinetic.families.falcon_h1",
+    "qwen35": "kinetic.families.qwen35",
+    "qwen35moe": "kinetic.families.qwen35",
+    "gemma4": "kinetic.families.gemma4",
 }
 """The module of each architecture, by the file's `general.architecture`."""
 

@@ -275,9 +275,16 @@ def test_a_draft_taken_back_leaves_no_trace(
     try:
         if first:
             run.prefill(sequence, prompts[0][:first])
-        run.prefill(sequence, prompts[1][:other])  # not this sequence's tokens
         back = min(back, first)
-        sequence.truncate(back)
+        if run.states is None:
+            run.prefill(sequence, prompts[1][:other])  # not this sequence's tokens
+            sequence.truncate(back)
+        else:
+            # A recurrent state goes back only to where it was kept.
+            back, kept = first, run.checkpoint(sequence)
+            run.prefill(sequence, prompts[1][:other])
+            run.rollback(sequence, kept)
+            run.release(kept)
         logits = run.prefill(sequence, prompts[0][back:])
         assert same_words(logits, alone[0][-1])
     finally:
@@ -329,6 +336,15 @@ EXACT = (
     "exaone4-swa64",
     "hunyuan-dense",
     "hunyuan-dense-alpha",
+    "lfm2",
+    "lfm2moe",
+    "granitehybrid",
+    "granitehybrid-moe",
+    "falcon-h1",
+    "falcon-h1-nonorm",
+    "qwen35",
+    "qwen35-eqheads",
+    "qwen35moe",
 )
 QUANTIZED = {
     "q-llama-f16": (0.0015, 9.1e-07),
@@ -365,6 +381,12 @@ QUANTIZED = {
     "q-llamamoe-iq2_xxs": (0.0723, 2.2e-03),
     "q-llamamoe-iq4_xs": (0.1273, 6.0e-03),
     "q-llamamoe-mxfp4": (0.1193, 7.1e-03),
+    "q-lfm2-q4_0": (0.0704, 1.9e-03),
+    "q-lfm2-q6_k": (0.1098, 4.5e-03),
+    "q-granitehybrid-q4_k": (0.1594, 7.4e-03),
+    "q-qwen35-q8_0": (0.0836, 2.6e-03),
+    "q-qwen35-q4_k": (0.1343, 7.4e-03),
+    "q-qwen35-iq3_s": (0.1346, 6.9e-03),
 }
 """How far llama.cpp's own quantized run is from the run on the same weights as F32: rms, mean
 KL divergence."""

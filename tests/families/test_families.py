@@ -50,6 +50,14 @@ VARIANTS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
     "olmo2": ("olmo2", {"n_layers": 2}, {}),
     "exaone4": ("exaone4", {"rope_freqs": True}, {}),
     "hunyuan-dense": ("hunyuan-dense", {}, {"hunyuan-dense.rope.scaling.alpha": 1000.0}),
+    "lfm2": ("lfm2", {"n_layers": 2}, {"lfm2.attention.sliding_window": 32}),
+    "lfm2moe": ("lfm2moe", {"n_layers": 2}, {}),
+    "lfm3": ("lfm3", {"n_layers": 2}, {}),
+    "granitehybrid": ("granitehybrid", {"n_layers": 2}, {}),
+    "granitehybrid-experts": ("granitehybrid", {"n_experts": 3}, {}),
+    "falcon-h1": ("falcon-h1", {}, {}),
+    "qwen35": ("qwen35", {"n_layers": 2}, {}),
+    "qwen35moe": ("qwen35moe", {"n_layers": 2}, {}),
 }
 
 
@@ -330,6 +338,15 @@ RARE = (
     ".attention.sliding_window_pattern",
     ".attention.scale",
     ".logit_scale",
+    ".ssm.state_size",
+    ".ssm.inner_size",
+    ".ssm.group_count",
+    ".ssm.time_step_rank",
+    ".ssm.conv_kernel",
+    ".shortconv.l_cache",
+    ".full_attention_interval",
+    ".nextn_predict_layers",
+    ".expert_gating_func",
 )
 """Keys that only some families know."""
 

@@ -59,6 +59,15 @@ EXACT = (
     "exaone4-swa64",
     "hunyuan-dense",
     "hunyuan-dense-alpha",
+    "lfm2",
+    "lfm2moe",
+    "granitehybrid",
+    "granitehybrid-moe",
+    "falcon-h1",
+    "falcon-h1-nonorm",
+    "qwen35",
+    "qwen35-eqheads",
+    "qwen35moe",
 )
 # rms that llama.cpp's own quantized run is off the run on dequantized weights
 QUANTIZED = {
@@ -90,7 +99,10 @@ def test_f32_models_agree_with_llama_cpp(shared_dir, name):
     for i in range(3):
         expected = golden.get(f"logits_exactgelu_{i}", golden[f"logits_{i}"])
         step = rows(golden[f"tokens_{i}"])
-        for kv_type, limit in (("f32", 5e-5), ("f16", 5e-2)):
+        # A head's answer of the delta rule may be tiny before its norm: llama.cpp's own is 3e-5
+        # from binary64 there.
+        near = 1e-4 if name.startswith("qwen35") else 5e-5
+        for kv_type, limit in (("f32", near), ("f16", 5e-2)):
             got = Reference(graph, weights_of(file), kv_type).step(step)["logits"]
             assert np.abs(got - expected).max() < limit
 
@@ -184,7 +196,7 @@ def test_a_sequence_may_be_taken_back_and_forgotten(model, whole):
 def test_rows_that_cannot_be_are_refused(model):
     graph, file = model
     reference = Reference(graph, weights_of(file))
-    with pytest.raises(InternalError, match="position 3 is written before 0"):
+    with pytest.raises(InternalError, match=r"position 3 is (written before 0|run without)"):
         reference.step(rows([1], start=3))
     with pytest.raises(InternalError, match="same sequence and position"):
         reference.step(joined(rows([1]), rows([2])))

@@ -16,8 +16,10 @@ from math import fsum, sqrt
 from pathlib import Path
 
 import numpy as np
+from support import tiny_recurrent
 from support.block_scales import put_d
 from support.gguf_writer import Tensor, write_gguf
+from support.tiny_recurrent import DELTA, RECURRENT, has_attention, is_plain
 
 from kinetic.ir.quant import FORMATS, decode
 from kinetic.ir.quant.base import BlockFormat, Format
@@ -25,11 +27,16 @@ from kinetic.ir.quant.base import BlockFormat, Format
 FIRST = ("llama", "qwen2", "qwen3", "gemma3")
 """Families whose words are frozen in every format; of the others, in one format of a kind."""
 FEW_FORMATS = ("F32", "Q8_0", "Q4_K")
-MIXTURES = ("qwen3moe", "granitemoe", "ernie4_5-moe")
+MIXTURES = ("qwen3moe", "granitemoe", "ernie4_5-moe", "lfm2moe", "qwen35moe")
 POST_NORM = ("olmo2", "exaone4")
 """Norms stand after each half of a layer, not before."""
-HEAD_NORM = ("qwen3", "gemma3", "qwen3moe", "exaone4", "hunyuan-dense")
-SHARED_EXPERT = ("granitemoe", "ernie4_5-moe")
+HEAD_NORM = (
+    *("qwen3", "gemma3", "qwen3moe", "exaone4", "hunyuan-dense"),
+    *("lfm2", "lfm2moe", "lfm3", *DELTA),
+)
+SHARED_EXPERT = ("granitemoe", "ernie4_5-moe", "qwen35moe")
+DENSE_FIRST = ("ernie4_5-moe", "lfm2moe")
+"""Mixtures whose first layer has a plain feed-forward."""
 ARCHS = (
     *FIRST,
     "qwen3moe",
@@ -40,6 +47,7 @@ ARCHS = (
     "olmo2",
     "exaone4",
     "hunyuan-dense",
+    *RECURRENT,
 )
 """A new family goes to the end: its place seeds its weights."""
 
@@ -90,8 +98,10 @@ def tiny_model(
         fmt = FORMATS[_format_for(name, shape, formats)]
         if name == "rope_freqs.weight":
             data = np.linspace(1.0, 8.0, shape[0]).astype("<f4").tobytes()
-        elif len(shape) == 1:
-            base = 0.0 if name.endswith("bias") else 1.0
+        elif name.endswith("ssm_a"):
+            data = (-1.0 - 0.25 * noise(rng, shape)).astype("<f4").tobytes()
+        elif len(shape) == 1 or name.endswith("ssm_norm.weight"):
+            base = 0.0 if name.endswith(("bias", "inp_shexp.weight")) else 1.0
             data = (base + 0.1 * noise(rng, shape)).astype("<f4").tobytes()
         else:
             gain = 3.0 if name == head else 1.0
@@ -102,7 +112,7 @@ def tiny_model(
 
 
 def _format_for(name: str, shape: tuple[int, ...], formats: str | Mapping[str, str]) -> str:
-    if len(shape) == 1:
+    if len(shape) == 1 or is_plain(name):
         return "F32"
     if isinstance(formats, str):
         return formats
@@ -160,7 +170,7 @@ def tensor_shapes(arch: str, s: Dims) -> dict[str, tuple[int, ...]]:
     tied = arch != "llama" if s.tied is None else s.tied
     out: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (s.n_vocab, d),
-        "output_norm.weight": (d,),
+        f"{'token_embd' if arch.startswith('lfm') else 'output'}_norm.weight": (d,),
     }
     if not tied:
         out["output.weight"] = (s.n_vocab, d)
@@ -168,30 +178,42 @@ def tensor_shapes(arch: str, s: Dims) -> dict[str, tuple[int, ...]]:
         out["rope_freqs.weight"] = (s.head_dim // 2,)
     for i in range(s.n_layers):
         layer: dict[str, tuple[int, ...]] = {}
-        if arch not in POST_NORM:
+        if arch in DELTA:
+            layer |= {"attn_norm.weight": (d,), "post_attention_norm.weight": (d,)}
+        elif arch == "falcon-h1":
+            layer |= {"attn_norm.weight": (d,), "ffn_norm": (d,)}
+        elif arch not in POST_NORM:
             layer |= {"attn_norm.weight": (d,), "ffn_norm.weight": (d,)}
-        if s.fused_qkv:
+        layer |= tiny_recurrent.layer_shapes(arch, s, i)
+        if not has_attention(arch, i):
+            pass
+        elif s.fused_qkv:
             layer["attn_qkv.weight"] = (q + 2 * kv, d)
         else:
-            layer |= {"attn_q.weight": (q, d), "attn_k.weight": (kv, d), "attn_v.weight": (kv, d)}
+            gated = 2 if arch in DELTA else 1
+            layer |= {"attn_q.weight": (gated * q, d)}
+            layer |= {"attn_k.weight": (kv, d), "attn_v.weight": (kv, d)}
         if s.fused_qkv and s.bias:
             layer["attn_qkv.bias"] = (q + 2 * kv,)
         elif arch == "qwen2" or s.bias:
             layer |= {"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
         if arch == "olmo2":
             layer |= {"attn_q_norm.weight": (q,), "attn_k_norm.weight": (kv,)}
-        elif arch in HEAD_NORM:
+        elif arch in HEAD_NORM and has_attention(arch, i):
             layer |= {"attn_q_norm.weight": (s.head_dim,), "attn_k_norm.weight": (s.head_dim,)}
         if arch == "gemma3" or arch in POST_NORM:
             layer |= {"post_attention_norm.weight": (d,), "post_ffw_norm.weight": (d,)}
-        layer["attn_output.weight"] = (d, q)
-        if (e := n_experts(arch, s)) and not (arch == "ernie4_5-moe" and i == 0):
+        if has_attention(arch, i):
+            layer["attn_output.weight"] = (d, q)
+        if (e := n_experts(arch, s)) and not (arch in DENSE_FIRST and i == 0):
             layer |= {"ffn_gate_inp.weight": (e, d), "ffn_gate_exps.weight": (e, f, d)}
             layer |= {"ffn_up_exps.weight": (e, f, d), "ffn_down_exps.weight": (e, d, f)}
             if arch in SHARED_EXPERT:
                 layer |= {"ffn_gate_shexp.weight": (f, d), "ffn_up_shexp.weight": (f, d)}
                 layer["ffn_down_shexp.weight"] = (d, f)
-            if arch == "ernie4_5-moe":
+            if arch == "qwen35moe":
+                layer["ffn_gate_inp_shexp.weight"] = (d,)
+            if arch in DENSE_FIRST:
                 layer["exp_probs_b.bias"] = (e,)
         else:
             layer |= {"ffn_gate.weight": (f, d), "ffn_up.weight": (f, d), "ffn_down.weight": (d, f)}
@@ -226,7 +248,7 @@ def hyper(arch: str, s: Dims) -> dict[str, object]:
         keys[f"{arch}.attention.sliding_window_pattern"] = s.pattern
         if s.softcap:
             keys[f"{arch}.final_logit_softcapping"] = s.softcap
-    if arch in ("granite", "granitemoe"):
+    if arch in ("granite", "granitemoe", "granitehybrid"):
         keys[f"{arch}.embedding_scale"], keys[f"{arch}.residual_scale"] = 2.0, 0.7
         keys[f"{arch}.attention.scale"], keys[f"{arch}.logit_scale"] = 0.11, 1.5
     if n_experts(arch, s):
@@ -238,7 +260,7 @@ def hyper(arch: str, s: Dims) -> dict[str, object]:
         keys[f"{arch}.expert_shared_feed_forward_length"] = s.n_ff
     if arch == "ernie4_5-moe":
         keys[f"{arch}.leading_dense_block_count"], keys[f"{arch}.interleave_moe_layer_step"] = 1, 1
-    return keys
+    return keys | tiny_recurrent.hyper(arch, s)
 
 
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
