@@ -39,6 +39,7 @@ from kinetic.generation import (
     TextEvent,
 )
 from kinetic.ir.gguf import GGUFFile
+from kinetic.ir.gguf_split import open_model
 from kinetic.ir.graph import Graph
 from kinetic.ir.program import Launch, Program
 from kinetic.runtime.cpus import default_threads, usable_cpus
@@ -192,7 +193,7 @@ class Model:
             _notice(f"{threads} threads on {usable} usable CPUs would be slower; using {usable}")
             threads = usable
         _debug(1, f"device {target.device_class} ({target.cpu}, {target.dot}), {threads} threads")
-        file = GGUFFile.open(path, in_memory=not mmap)
+        file = open_model(path, in_memory=not mmap)
         graph = families.build(file)
         asked, max_rows = limits(graph, _context(graph, ctx_size), MAX_ROWS)
         if ctx_size is not None and asked < ctx_size:
@@ -507,7 +508,7 @@ def show_names(path: str | os.PathLike[str] | Path, *, device_class: str | None 
 
 
 def _graph(path: str | os.PathLike[str] | Path) -> Graph:
-    with GGUFFile.open(path) as file:
+    with open_model(path) as file:
         return families.build(file)
 
 
