@@ -53,34 +53,62 @@ def attention_out(b: Builder, heads: Node, cfg: Config) -> Node:
 
 
 def gated_ffn(
-    b: Builder, x: Node, cfg: Config, act: str = "silu", *, kind: str = "", width: int | None = None
+    b: Builder,
+    x: Node,
+    cfg: Config,
+    act: str = "silu",
+    *,
+    kind: str = "",
+    width: int | None = None,
+    fused: bool = False,
 ) -> Node:
     """`ffn_down(act(ffn_gate x) * (ffn_up x))`: `[T, D]` to `[T, D]`.
 
-    The `kind` is the end of the weights' names: `_shexp` for an expert that all rows share.
+    The `kind` is the end of the weights' names: `_shexp` for an expert that all rows share. In a
+    `fused` one `ffn_up` holds the rows of the gate, then its own.
     """
     n_ff = width or cfg.n_ff
-    gate = project(b, x, f"ffn_gate{kind}", n_ff, cfg.n_embd)
-    up = project(b, x, f"ffn_up{kind}", n_ff, cfg.n_embd)
+    if fused:
+        shape = (2 * n_ff, cfg.n_embd)
+        w = b.weight("ffn_up.weight", shape, rows=(0, n_ff), label="ffn_gate.weight")
+        gate = b.linear(x, w, None, "ffn_gate")
+        up = b.linear(x, b.weight("ffn_up.weight", shape, rows=(n_ff, n_ff)), None, "ffn_up")
+    else:
+        gate = project(b, x, f"ffn_gate{kind}", n_ff, cfg.n_embd)
+        up = project(b, x, f"ffn_up{kind}", n_ff, cfg.n_embd)
     h = b.mul(b.op(act, gate, name=f"ffn_act{kind}"), up, f"ffn_glu{kind}")
     return project(b, h, f"ffn_down{kind}", cfg.n_embd, n_ff)
 
 
-def moe(b: Builder, x: Node, cfg: Config, experts: Experts) -> Node:
+def moe(b: Builder, x: Node, cfg: Config, experts: Experts, router_x: Node | None = None) -> Node:
     """The chosen experts of each row, their weights made to sum to 1, and the shared expert
     where there is one, gated if it has a gate: `[T, D]` to `[T, D]`. A bias `exp_probs_b` counts
-    for the choice alone."""
+    for the choice alone; biases and scales of experts are taken where the file has them. The
+    router may read rows of its own, `router_x`."""
     e, f, d = experts.count, experts.width, cfg.n_embd
+    if b.has("ffn_gate_up_exps.weight"):  # of each expert the rows of the gate, then of the other
+        fused = "ffn_gate_up_exps.weight"
+        gate = b.weight(fused, (e, 2 * f, d), part=(0, f), label="ffn_gate_exps.weight")
+        up = b.weight(fused, (e, 2 * f, d), part=(f, f), label="ffn_up_exps.weight")
+    else:
+        gate = b.weight("ffn_gate_exps.weight", (e, f, d))
+        up = b.weight("ffn_up_exps.weight", (e, f, d))
+    shapes = {"gate": (e, f), "up": (e, f), "down": (e, d)}
     y = b.op(
         "experts",
         x,
         b.weight("ffn_gate_inp.weight", (e, d)),
-        b.weight("ffn_gate_exps.weight", (e, f, d)),
-        b.weight("ffn_up_exps.weight", (e, f, d)),
+        gate,
+        up,
         b.weight("ffn_down_exps.weight", (e, d, f)),
         b.maybe_weight("exp_probs_b.bias", (e,)),
+        router_x,
+        b.maybe_weight("ffn_gate_inp.bias", (e,)),
+        *(b.maybe_weight(f"ffn_{n}_exps.bias", shape, plain=True) for n, shape in shapes.items()),
+        b.maybe_weight("ffn_down_exps.scale", (e,)),
         name="ffn_moe",
         n_used=experts.n_used,
+        act=experts.act,
         router=experts.router,
         weight_scale=experts.weight_scale,
     )

@@ -240,8 +240,9 @@ class Rope:
         return dict(vars(self))
 
     @staticmethod
-    def read(h: Hyper, kind: str, head_dim: int, n_ctx: int) -> Rope:
-        """From `rope.*`: base 10000 and all columns unless the file says otherwise."""
+    def read(h: Hyper, kind: str, head_dim: int, n_ctx: int, longrope: bool = False) -> Rope:
+        """From `rope.*`: base 10000 and all columns unless the file says otherwise. A family that
+        knows `longrope` takes its factors from tensors."""
         rot = h.count("rope.dimension_count", head_dim)
         if rot % 2 or rot > head_dim:
             raise h.wrong("rope.dimension_count", f"an even number up to {head_dim}")
@@ -250,11 +251,14 @@ class Rope:
         factor = h.number("rope.scaling.factor", 1.0)  # 0 where there is no scaling
         orig = h.count("rope.scaling.original_context_length", n_ctx)
         magnitude = h.positive("rope.scaling.attn_factor", 1.0)
-        if scaling == "none":
-            return Rope(kind, rot, base)
+        for key, usual in (("yarn_beta_fast", 32.0), ("yarn_beta_slow", 1.0)):
+            if h.number(f"rope.scaling.{key}", usual) != usual:
+                h.refuse(f"rope.scaling.{key}", f"a ramp of YaRN other than {usual:g}")
+        if scaling == "none" or (longrope and scaling == "longrope"):
+            return Rope(kind, rot, base, attn_factor=magnitude)
         factor = h.positive("rope.scaling.factor", 1.0)
         if scaling == "linear":
-            return Rope(kind, rot, base, scaling, factor)
+            return Rope(kind, rot, base, scaling, factor, attn_factor=magnitude)
         if scaling == "yarn":
             return Rope(kind, rot, base, scaling, factor, orig, magnitude)
         raise UnsupportedError(
@@ -273,6 +277,7 @@ class Experts:
     shared: int = 0
     router: str = "softmax"
     weight_scale: float = 1.0
+    act: str = "silu"
 
     @staticmethod
     def read(h: Hyper, width: int) -> Experts:
@@ -358,10 +363,20 @@ class Config:
     """Which layers have no attention, in families that may have such."""
 
     @staticmethod
-    def read(file: GGUFFile, *, rope_kind: str, encoder: bool = False, eps_key: str = RMS_EPS, hybrid: bool = False) -> Config:
+    def read(
+        file: GGUFFile,
+        *,
+        rope_kind: str,
+        encoder: bool = False,
+        eps_key: str = RMS_EPS,
+        hybrid: bool = False,
+        listed: bool = False,
+        longrope: bool = False,
+    ) -> Config:
         """From the file's metadata; `done` is left to the family, which may read more keys.
 
         In a `hybrid` the key/value heads are listed by layer, and one without any is recurrent.
+        Where they and the feed-forward's widths may be `listed`, they are the first layer's here.
         """
         h = Hyper(file, encoder)
         n_layers, n_embd = h.layers(), h.count("embedding_length", most=MOST_WIDE)
@@ -373,9 +388,11 @@ class Config:
             n_kv_heads = max(1, *by_layer)
             if set(by_layer) - {0, n_kv_heads}:
                 raise h.wrong("attention.head_count_kv", "one count in all layers with attention")
+        elif listed:
+            n_kv_heads = h.each_layer("attention.head_count_kv", n_layers, most=MOST_PARTS)[0]
         else:
             n_kv_heads = h.count("attention.head_count_kv", n_heads, most=MOST_PARTS)
-        if n_heads % n_kv_heads:
+        if n_kv_heads < 1 or n_heads % n_kv_heads:
             raise h.wrong("attention.head_count_kv", f"a divisor of {n_heads}")
         if not h.has("attention.key_length") and n_embd % n_heads:
             raise h.wrong("attention.head_count", f"a divisor of {n_embd}")
@@ -387,7 +404,9 @@ class Config:
             h=h,
             n_layers=n_layers,
             n_embd=n_embd,
-            n_ff=_feed_forward(h),
+            n_ff=h.each_layer("feed_forward_length", n_layers, most=MOST_WIDE)[0]
+            if listed
+            else _feed_forward(h),
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
             head_dim=head_dim,
@@ -395,7 +414,7 @@ class Config:
             n_ctx=n_ctx,
             n_vocab=embedding.shape[0] if embedding else 1,
             eps=h.positive(eps_key),
-            rope=Rope.read(h, rope_kind, head_dim, n_ctx),
+            rope=Rope.read(h, rope_kind, head_dim, n_ctx, longrope),
             recurrent=recurrent,
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import isfinite
 
 from kinetic.errors import InternalError, ModelFileError, UnsupportedError
 from kinetic.ir.gguf import GGUFFile, display_path, printable
@@ -16,6 +17,7 @@ from kinetic.ir.graph import Graph, Meta, Node
 from kinetic.ir.ops.spec import Attr
 from kinetic.ir.quant import FORMATS
 from kinetic.ir.quant.base import FloatFormat
+from kinetic.ir.quant.decode import as_blocks, dequantize
 from kinetic.ir.types import TensorType, WeightType, shape_text
 
 
@@ -28,6 +30,7 @@ class Builder:
         self._by_value: dict[tuple[object, ...], Node] = {}
         self._names: set[str] = set()
         self._taken: dict[str, list[tuple[int, int]]] = {}
+        self._axis: dict[str, int] = {}
 
     # ---- names ---------------------------------------------------------------------------
 
@@ -81,12 +84,14 @@ class Builder:
         shape: tuple[int, ...],
         *,
         rows: tuple[int, int] | None = None,
+        part: tuple[int, int] | None = None,
         label: str = "",
         plain: bool = False,
     ) -> Node:
         """A tensor of the file, which must be there and have this shape.
 
-        `rows=(start, count)` takes a range of its first axis, under the name `label`.
+        `rows=(start, count)` takes a range of its first axis, under the name `label`; `part` one
+        of the second of three, of every matrix.
 
         Raises: ModelFileError if it is missing or has another shape; UnsupportedError if it
         is stored in a format that Kinetic does not know, or a vector (the weight of a norm, a
@@ -118,8 +123,9 @@ class Builder:
                 f"{where}: tensor {full} is stored as {info.type_name}, but {what} must be "
                 "F32, F16 or BF16; quantize the model again, its matrices alone"
             )
-        self._taken.setdefault(full, []).append(rows or (0, shape[0]))
-        return self.declare(name, info.type_name, shape, rows=rows, label=label)
+        self._taken.setdefault(full, []).append(part or rows or (0, shape[0]))
+        self._axis[full] = shape[0] if part is None else shape[1]
+        return self.declare(name, info.type_name, shape, rows=rows, part=part, label=label)
 
     def declare(
         self,
@@ -128,18 +134,45 @@ class Builder:
         shape: tuple[int, ...],
         *,
         rows: tuple[int, int] | None = None,
+        part: tuple[int, int] | None = None,
         label: str = "",
     ) -> Node:
         """A weight that no file is asked for (`weight` without its checks)."""
         attrs: dict[str, Attr] = {"name": self.full(name), "format": format, "shape": shape}
-        return self._node("weight", (), attrs | {"rows": rows}, self.full(label or name))
+        attrs |= {"rows": rows, "part": part}
+        return self._node("weight", (), attrs, self.full(label or name))
 
-    def maybe_weight(self, name: str, shape: tuple[int, ...]) -> Node | None:
+    def maybe_weight(
+        self, name: str, shape: tuple[int, ...], *, plain: bool = False
+    ) -> Node | None:
         """The tensor if the file has it, then checked like any other.
 
         Raises: ModelFileError, UnsupportedError.
         """
-        return self.weight(name, shape) if self.has(name) else None
+        return self.weight(name, shape, plain=plain) if self.has(name) else None
+
+    def skip(self, name: str) -> None:
+        """Pass over a tensor that the model, by its definition, does not read."""
+        info = self.file.tensors.get(self.full(name)) if self.file else None
+        if info is not None:
+            self._taken.setdefault(self.full(name), []).append((0, info.shape[0]))
+
+    def scalar(self, name: str) -> float:
+        """The value of a tensor of one number, which becomes a constant of the graph.
+
+        Raises: ModelFileError where it is missing, of another shape or not finite;
+        UnsupportedError where it is not plain floats.
+        """
+        node = self.weight(name, (1,))
+        assert self.file is not None and isinstance(node.type, WeightType)
+        fmt, raw = FORMATS[node.type.format_name], self.file.data(self.full(name))
+        value = float(dequantize(fmt, as_blocks(fmt, raw)).reshape(-1)[0])
+        if not isfinite(value):
+            raise ModelFileError(
+                f"{display_path(self.file.path)}: tensor {self.full(name)} is {value}, expected a "
+                "finite number; convert the model again"
+            )
+        return value
 
     def done(self) -> None:
         """Check that every tensor of the file was used, all of its rows.
@@ -154,7 +187,7 @@ class Builder:
             end = 0
             for start, count in sorted(self._taken.get(name, [])):
                 end = max(end, start + count) if start <= end else end
-            if end < (info.shape[0] if info.shape else 1):
+            if end < self._axis.get(name, info.shape[0] if info.shape else 1):
                 left.append(printable(name))
         if left:
             shown = ", ".join(left[:8]) + (f" and {len(left) - 8} more" if len(left) > 8 else "")
@@ -209,21 +242,24 @@ class Builder:
     def attention(
         self,
         q: Node,
-        k: Node,
-        v: Node,
+        k: Node | None,
+        v: Node | None,
         *,
         scale: float,
         cache: str,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Node | None = None,
         name: str = "",
     ) -> Node:
-        """`q [T, H, Dh]` over the cache and this step's `k`, `v [T, Hkv, Dh]`."""
+        """`q [T, H, Dh]` over the cache and this step's `k`, `v [T, Hkv, Dh]`; without those over
+        what an earlier layer has written."""
         return self.op(
             "attention",
             q,
             k,
             v,
+            sinks,
             name=name,
             scale=scale,
             window=window,

@@ -309,6 +309,20 @@ def gelu_tanh(b: MathBuilder[V], x: V) -> V:
 
 _TWO_SQRT_2_PI = 2 * 0.79788456080286535587989211986876
 
+SWIGLU_OAI_LIMIT = 7.0
+SWIGLU_OAI_SLOPE = 1.702
+
+
+def swiglu_oai(b: MathBuilder[V], gate: V, up: V) -> V:
+    """`g sigmoid(1.702 g) (1 + u)`, `g` being at most 7 and `u` between -7 and 7.
+
+    *Source:* the gpt-oss reference implementation, `swiglu`.
+    """
+    limit = b.f32(SWIGLU_OAI_LIMIT)
+    g = fmin(b, gate, limit)
+    u = fmax(b, fmin(b, up, limit), b.f32(-SWIGLU_OAI_LIMIT))
+    return b.fmul(b.fmul(g, sigmoid(b, b.fmul(g, b.f32(SWIGLU_OAI_SLOPE)))), b.fadd(u, b.f32(1.0)))
+
 
 def softcap(b: MathBuilder[V], x: V, cap: float, inverse: float) -> V:
     """`fl(cap) * tanh(x * fl(1/cap))`; the caller passes both constants."""

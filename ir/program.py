@@ -54,8 +54,18 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Rows `first` to `first + count` of each of a tensor's matrices, which have `of` rows."""
+
+    first: int
+    count: int
+    of: int
+
+
+@dataclass(frozen=True)
 class PackedWeight:
-    """A matrix to repack at load. `rows` is the range of the tensor's first axis."""
+    """A matrix to repack at load. `rows` is the range of the tensor's first axis; of the
+    matrices of experts, a range of the rows of all, or of those that `part` takes."""
 
     key: str
     tensor: str
@@ -64,6 +74,7 @@ class PackedWeight:
     columns: int
     nbytes: int
     kernel: str
+    part: Part | None = None
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,10 @@ def _check_cache(graph: Graph, node: Node, where: str, writers: dict[str, Node])
         return
     if not isinstance(cache, str) or cache not in graph.meta.caches:
         raise RuleError(where, f"a cache of {sorted(graph.meta.caches)}", cache)
-    if node.spec.writes and writers.setdefault(cache, node) is not node:
+    reads = node.op in ("attention", "rope_write") and node.maybe("k") is None
+    if reads and cache not in writers:
+        raise RuleError(where, f"a cache that was written before, not {cache}", "no writer")
+    if node.spec.writes and not reads and writers.setdefault(cache, node) is not node:
         raise RuleError(where, f"one writer of cache {cache}", repr(writers[cache]))
     declared = graph.meta.caches[cache]
     state = state_shape(node.op, *(i.type for i in node.sources))
@@ -60,7 +63,7 @@ def _check_cache(graph: Graph, node: Node, where: str, writers: dict[str, Node])
         raise RuleError(where, f"a cache of kind {kind}", declared.kind)
     if state is not None and state != (declared.heads, declared.k, declared.v):
         raise RuleError(where, f"heads, k, v {(declared.heads, declared.k, declared.v)}", state)
-    if node.op == "attention":
+    if node.op == "attention" and node.maybe("k") is not None:
         k, v = node.arg("k").type, node.arg("v").type
         if not isinstance(k, TensorType) or not isinstance(v, TensorType):
             raise InternalError(f"{where}: k and v are not tensors")

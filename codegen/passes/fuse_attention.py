@@ -35,7 +35,9 @@ def _peel_norms(q: Node, k: Node) -> tuple[Heads, Heads | tuple[None, None], flo
 
 
 def _fuse(r: Rewriter, m: Match) -> Node:
-    attention, heads = m["attention"], (m["q"], m["k"])
+    attention, q, k = m["attention"], m["q"], m.get("k")
+    # A layer that reads another's cache has queries alone: they count as their own keys.
+    heads = (q, k or q)
     norm_last = all(h.op == "rms_norm" and h.arg("x").op == "rope" for h in heads)
     if norm_last:
         heads, weights, eps = _peel_norms(*heads)
@@ -46,9 +48,11 @@ def _fuse(r: Rewriter, m: Match) -> Node:
     cache, how = attention.get("cache", str), cast("dict[str, Any]", turn)
     if norm_last and weights[0] is not None:
         how["norm_last"] = True
-    written = r.node("rope_write", *heads, m["v"], *weights, factors, cache=cache, eps=eps, **how)
+    inputs: list[Node | None] = [*heads, m["v"], *weights] if k else [heads[0], None, None]
+    inputs += [] if k else [weights[0], None]
+    written = r.node("rope_write", *inputs, factors, cache=cache, eps=eps, **how)
     attrs: dict[str, Any] = {name: attention.attrs[name] for name in ("scale", "window", "softcap")}
-    return r.node("attend", written, cache=cache, **attrs)
+    return r.node("attend", written, m.get("sinks"), cache=cache, **attrs)
 
 
 FUSE_ATTENTION = rules_pass(
@@ -59,7 +63,12 @@ FUSE_ATTENTION = rules_pass(
     [
         Rule(
             "attention",
-            P("attention", any_value("q"), any_value("k"), any_value("v"), name="attention"),
+            P(
+                "attention",
+                any_value("q"),
+                *(any_value(name, optional=True) for name in ("k", "v", "sinks")),
+                name="attention",
+            ),
             _fuse,
         )
     ],

@@ -15,29 +15,36 @@ _ROUTER = ("n_used", "norm_weights", "router", "weight_scale")
 def _lower(r: Rewriter, m: Match) -> Node:
     node, x, act = m["experts"], m["x"], m["experts"].get("act", str)
     how: dict[str, Any] = {name: node.attrs[name] for name in _ROUTER}
-    routing = r.node(
-        "route",
-        r.node("linear", x, m["gate_inp"], name="logits"),
-        m.get("select_bias"),
-        **how,
-    )
+    read, bias = m.get("router_x") or x, m.get("router_bias")
+    logits = r.node("linear", read, m["gate_inp"], bias, name="logits")
+    routing = r.node("route", logits, m.get("select_bias"), m.get("expert_scale"), **how)
 
     def product(weight: Node, name: str) -> Node:
         block = activation_block(weight)
         rows = x if block is None else r.node("quantize", x, block=block)
-        return r.node(
-            "expert_matmul", r.node("expert_rows", rows, routing), routing, weight, name=name
-        )
+        rows = r.node("expert_rows", rows, routing)
+        return r.node("expert_matmul", rows, routing, weight, m.get(f"{name}_bias"), name=name)
 
     gate, up = product(m["gate"], "gate"), product(m["up"], "up")
     block = activation_block(m["down"])
     h = r.node("expert_glu", gate, up, routing, act=act, block=block)
-    y = r.node("expert_matmul", h, routing, m["down"], name="down")
+    y = r.node("expert_matmul", h, routing, m["down"], m.get("down_bias"), name="down")
     return r.node("expert_sum", y, routing)
 
 
 _weights = [any_value(name) for name in ("gate_inp", "gate", "up", "down")]
-_weights.append(any_value("select_bias", optional=True))
+_weights += [
+    any_value(name, optional=True)
+    for name in (
+        "select_bias",
+        "router_x",
+        "router_bias",
+        "gate_bias",
+        "up_bias",
+        "down_bias",
+        "expert_scale",
+    )
+]
 
 LOWER_EXPERTS = rules_pass(
     "lower-experts",

@@ -206,6 +206,17 @@ def row_range(W: Weight, start: int, count: int) -> Weight:
     return found
 
 
+def part_of_each(W: Weight, start: int, count: int) -> Weight:
+    """A range of the second axis, of every matrix of `W [E, N, K]`."""
+    key = f"part {start} {count}"
+    if key not in W.memo:
+        matrices = W.raw.reshape(*W.shape[:2], -1)[:, start : start + count]
+        raw = np.ascontiguousarray(matrices).reshape(W.shape[0] * count, -1)
+        W.memo[key] = Weight(W.format, (W.shape[0], count, *W.shape[2:]), raw)
+    found: Weight = W.memo[key]
+    return found
+
+
 # ---- 6. row ops --------------------------------------------------------------------------
 
 
@@ -256,9 +267,15 @@ ACTIVATIONS: dict[str, Callable[[F32], F32]] = {
 """What a gate may go through, by the name that ops use."""
 
 
+GATES = (*ACTIVATIONS, "swiglu_oai")
+"""What `glu` knows: an activation of the gate times the other half, and one form of its own."""
+
+
 def glu(gate: F32, up: F32, act: str) -> F32:
-    """`act(gate) * up`."""
+    """`act(gate) * up`, or the form of that name."""
     with np.errstate(all="ignore"):
+        if act == "swiglu_oai":
+            return np.asarray(ir_math.swiglu_oai(NUMPY, gate, up), np.float32)
         return ACTIVATIONS[act](gate) * up
 
 
@@ -279,10 +296,12 @@ def attend(
     scale: float,
     window: int | None = None,
     cap: float | None = None,
+    sinks: F32 | None = None,
 ) -> F32:
     """Rows of one sequence over its keys and values, tile by tile.
 
-    *Shapes*: `q [T, H, Dh]`, `positions [T]`, `keys [n, Hkv, Dh]`, `values [n, Hkv, Dv]`.
+    *Shapes*: `q [T, H, Dh]`, `positions [T]`, `keys [n, Hkv, Dh]`, `values [n, Hkv, Dv]`,
+    `sinks [H]`.
     """
     merged: _State | None = None
     total = int(positions.max()) + 1
@@ -303,6 +322,8 @@ def attend(
                     state.walk(live, s, visible[live][:, None], v)
             merged = state if merged is None else merged.merge(state)
         assert merged is not None
+        if sinks is not None:
+            merged.sink(sinks)
         return merged.acc * recip(merged.total)[..., None]
 
 
@@ -341,6 +362,13 @@ class _State:
         self.total[live] = self.total[live] * a + chain_sum(e, 8)
         self.top[live], self.acc[live] = top, acc
         self.seen |= live
+
+    def sink(self, sinks: F32) -> None:
+        """Take in a score of each head that has no value."""
+        top = maximum(self.top, np.broadcast_to(sinks, self.top.shape))
+        x = exp(self.top - top)
+        self.total = self.total * x + exp(sinks - top)
+        self.top, self.acc = top, self.acc * x[..., None]
 
     def merge(self, later: _State) -> _State:
         """Both segments; a row that saw only one of them keeps that one as it is."""
@@ -384,9 +412,12 @@ ROUTERS: dict[str, Callable[[F32], F32]] = {"softmax": softmax, "sigmoid": sigmo
 """What makes shares of a router's logits, by the name that ops use."""
 
 
-def route(logits: F32, how: Router, select_bias: F32 | None = None) -> Routing:
+def route(
+    logits: F32, how: Router, select_bias: F32 | None = None, expert_scale: F32 | None = None
+) -> Routing:
     """The `n_used` largest logits, ties to the lower index, with their shares, which
-    `norm_weights` makes sum to 1; with a `select_bias` the largest shares plus bias."""
+    `norm_weights` makes sum to 1; with a `select_bias` the largest shares plus bias. An
+    `expert_scale` multiplies the share of each expert in the end."""
     with np.errstate(all="ignore"):
         share = ROUTERS[how.kind](logits)
         rank = logits if select_bias is None else share + select_bias
@@ -398,17 +429,22 @@ def route(logits: F32, how: Router, select_bias: F32 | None = None) -> Routing:
             share = share * recip(maximum(kept, np.full_like(kept, EXPERT_SUM_FLOOR)))[:, None]
         if how.weight_scale != 1:
             share = share * np.float32(how.weight_scale)
+        if expert_scale is not None:
+            share = share * expert_scale[chosen]
         return Routing(chosen, share)
 
 
-def expert_product(x: F32 | Quantized, routing: Routing, W: Weight) -> F32:
-    """`[T, used, N]`: each of the rows `[T, used, K]` by the matrix of its expert."""
+def expert_product(
+    x: F32 | Quantized, routing: Routing, W: Weight, bias: Weight | None = None
+) -> F32:
+    """`[T, used, N]`: each of the rows `[T, used, K]` by the matrix of its expert, then its
+    bias."""
     out = np.empty((*routing.experts.shape, W.shape[1]), np.float32)
     for e in np.unique(routing.experts).tolist():
         mine = routing.experts == e
         part = Quantized(x.block, x.q[mine], x.d[mine]) if isinstance(x, Quantized) else x[mine]
         out[mine] = product(part, _expert(W, e))
-    return out
+    return out if bias is None else out + floats(bias)[routing.experts]
 
 
 def expert_sum(y: F32, routing: Routing) -> F32:
@@ -421,27 +457,46 @@ def expert_sum(y: F32, routing: Routing) -> F32:
         return total
 
 
-def experts(
-    x: F32,
-    gate_inp: Weight,
-    gate: Weight,
-    up: Weight,
-    down: Weight,
-    act: str,
-    how: Router,
-    select_bias: F32 | None = None,
-) -> F32:
-    """The gated feed-forwards of each row's chosen experts, summed in index order."""
-    routing = route(linear(x, gate_inp), how, select_bias)
-    out = np.zeros((len(x), down.shape[1]), np.float32)
+@dataclass(frozen=True)
+class ExpertWeights:
+    """The weights of a mixture: those of its router, then `[E, F, D]`, `[E, F, D]`, `[E, D, F]`
+    with the biases `[E, F]`, `[E, F]`, `[E, D]` that they may have."""
+
+    gate_inp: Weight
+    gate: Weight
+    up: Weight
+    down: Weight
+    select_bias: Weight | None = None
+    router_bias: Weight | None = None
+    gate_bias: Weight | None = None
+    up_bias: Weight | None = None
+    down_bias: Weight | None = None
+    expert_scale: Weight | None = None
+
+
+def experts(x: F32, w: ExpertWeights, act: str, how: Router, router_x: F32 | None = None) -> F32:
+    """The gated feed-forwards of each row's chosen experts, summed in index order; the router
+    may read rows of its own."""
+
+    def maybe(vector: Weight | None) -> F32 | None:
+        return None if vector is None else floats(vector)
+
+    scores = linear(x if router_x is None else router_x, w.gate_inp, w.router_bias)
+    routing = route(scores, how, maybe(w.select_bias), maybe(w.expert_scale))
+    out = np.zeros((len(x), w.down.shape[1]), np.float32)
     started = np.zeros(len(x), np.bool_)
+
+    def product_of(e: int, rows: F32, matrix: Weight, bias: Weight | None) -> F32:
+        y = linear(rows, _expert(matrix, e))
+        return y if bias is None else y + floats(bias)[e]
+
     with np.errstate(all="ignore"):
         for e in np.unique(routing.experts).tolist():
             here = routing.experts == e
             mine: Flags = here.any(axis=1)
-            parts = [_expert(w, e) for w in (gate, up, down)]
-            h = glu(linear(x[mine], parts[0]), linear(x[mine], parts[1]), act)
-            y = linear(h, parts[2]) * routing.share[here][:, None]
+            gate = product_of(e, x[mine], w.gate, w.gate_bias)
+            h = glu(gate, product_of(e, x[mine], w.up, w.up_bias), act)
+            y = product_of(e, h, w.down, w.down_bias) * routing.share[here][:, None]
             out[mine] = np.where(started[mine, None], out[mine] + y, y)
             started |= mine
         return out

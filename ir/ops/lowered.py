@@ -15,7 +15,15 @@ from __future__ import annotations
 import numpy as np
 
 from kinetic.ir.ops import arithmetic as ar
-from kinetic.ir.ops.model import check_activation, check_router, product_type, rope_at, rope_scaling
+from kinetic.ir.ops.model import (
+    attend_paths,
+    check_gate,
+    check_router,
+    expert_bias,
+    product_type,
+    rope_at,
+    rope_scaling,
+)
 from kinetic.ir.ops.spec import (
     F32,
     Quantized,
@@ -114,7 +122,7 @@ def _(run: Run, x: F32 | Quantized, W: Weight, bias: Weight | None, residual: F3
 @op("lowered")
 def glu_matmul(x: Type, Wgate: Type, Wup: Type, *, act: str) -> Type:
     """`act(Wgate x) * (Wup x)`."""
-    check_activation(act)
+    check_gate(act)
     check_activations_of(x, Wgate)
     check_activations_of(x, Wup)
     found = product_type(x, Wgate, None)
@@ -133,7 +141,7 @@ def _(run: Run, x: F32 | Quantized, Wgate: Weight, Wup: Weight, *, act: str) -> 
 @op("lowered")
 def glu(gate: Type, up: Type, *, act: str) -> Type:
     """`act(gate) * up`."""
-    check_activation(act)
+    check_gate(act)
     same(up, tensor(gate, "gate", 2), "up")
     return gate
 
@@ -146,7 +154,7 @@ def _(run: Run, gate: F32, up: F32, *, act: str) -> F32:
 @op("lowered")
 def glu_quantize(gate: Type, up: Type, *, act: str, block: int) -> Type:
     """`quantize(glu(gate, up))`."""
-    check_activation(act)
+    check_gate(act)
     same(up, tensor(gate, "gate", 2), "up")
     return quantized_type(tensor(gate, "gate", 2), block)
 
@@ -162,8 +170,8 @@ def _(run: Run, gate: F32, up: F32, *, act: str, block: int) -> Quantized:
 @op("lowered", writes=True)
 def rope_write(
     q: Type,
-    k: Type,
-    v: Type,
+    k: Type | None = None,
+    v: Type | None = None,
     q_norm: Type | None = None,
     k_norm: Type | None = None,
     factors: Type | None = None,
@@ -180,8 +188,12 @@ def rope_write(
     attn_factor: float = 1.0,
 ) -> Type:
     """Norms and turns the heads of `q` and `k` (with `norm_last` turns, then norms), writes `k`
-    and `v` into `cache`; the new `q`."""
+    and `v` into `cache`; the new `q`. Without `k` and `v` there are only queries."""
     found = tensor(q, "q", 3)
+    same(k is None, v is None, "v")
+    if k is None:
+        same(k_norm, None, "k_norm")
+        return found
     same(tensor(k, "k", 3).shape[2], found.shape[2], "width of k")
     same(tensor(v, "v", 3).shape[:2], tensor(k, "k", 3).shape[:2], "rows and heads of v")
     same(q_norm is None, k_norm is None, "norms of q and k")
@@ -192,8 +204,8 @@ def rope_write(
 def _(
     run: Run,
     q: F32,
-    k: F32,
-    v: F32,
+    k: F32 | None,
+    v: F32 | None,
     q_norm: Weight | None,
     k_norm: Weight | None,
     factors: Weight | None,
@@ -212,21 +224,24 @@ def _(
     def normed(x: F32, w: Weight | None) -> F32:
         return x if w is None else ar.rms_norm(x, ar.floats(w), eps)
 
-    if not norm_last:
-        q, k = normed(q, q_norm), normed(k, k_norm)
-    if kind != "none":
+    def turned(x: F32) -> F32:
+        if kind == "none":
+            return x
         how = rope_scaling(scaling, factor, n_ctx_orig, attn_factor)
-        cos, sin = rope_at(run, rot, base, how, factors)
-        q, k = ar.rope(q, cos, sin, kind), ar.rope(k, cos, sin, kind)
-    if norm_last:
-        q, k = normed(q, q_norm), normed(k, k_norm)
-    run.write(cache, k, v)
-    return q
+        return ar.rope(x, *rope_at(run, rot, base, how, factors), kind)
+
+    def both(x: F32, w: Weight | None) -> F32:
+        return normed(turned(x), w) if norm_last else turned(normed(x, w))
+
+    if k is not None and v is not None:
+        run.write(cache, both(k, k_norm), v)
+    return both(q, q_norm)
 
 
 @op("lowered")
 def attend(
     q: Type,
+    sinks: Type | None = None,
     *,
     scale: float,
     window: int | None = None,
@@ -239,16 +254,16 @@ def attend(
 
 @attend.meaning
 def _(
-    run: Run, q: F32, *, scale: float, window: int | None, softcap: float | None, cache: str
+    run: Run,
+    q: F32,
+    sinks: Weight | None,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    cache: str,
 ) -> F32:
-    out = np.empty_like(q)
-    for sequence in np.unique(run.rows.sequences):
-        mine = run.rows.sequences == sequence
-        keys, values = run.read(cache, int(sequence))
-        out[mine] = ar.attend(
-            q[mine], run.rows.positions[mine], keys, values, scale, window, softcap
-        )
-    return out
+    return attend_paths(run, q, sinks, scale, window, softcap, cache)
 
 
 # ---- experts -------------------------------------------------------------------------------
@@ -259,6 +274,7 @@ def _(
 def route(
     logits: Type,
     select_bias: Type | None = None,
+    expert_scale: Type | None = None,
     *,
     n_used: int,
     norm_weights: bool = True,
@@ -268,7 +284,7 @@ def route(
     """The `n_used` best experts of each row by the router's logits, and their weights."""
     found = tensor(logits, "logits", 2)
     experts = extent(found, "logits")
-    check_router(router, n_used, experts, select_bias)
+    check_router(router, n_used, experts, select_bias, expert_scale)
     return RoutingType(found.shape[0], n_used, experts)
 
 
@@ -277,6 +293,7 @@ def _(
     run: Run,
     logits: F32,
     select_bias: Weight | None,
+    expert_scale: Weight | None,
     *,
     n_used: int,
     norm_weights: bool,
@@ -284,7 +301,8 @@ def _(
     weight_scale: float,
 ) -> Routing:
     bias = None if select_bias is None else ar.floats(select_bias)
-    return ar.route(logits, ar.Router(n_used, norm_weights, router, weight_scale), bias)
+    scale = None if expert_scale is None else ar.floats(expert_scale)
+    return ar.route(logits, ar.Router(n_used, norm_weights, router, weight_scale), bias, scale)
 
 
 @op("lowered")
@@ -308,25 +326,27 @@ def _(run: Run, x: F32 | Quantized, routing: Routing) -> F32 | Quantized:
 
 
 @op("lowered")
-def expert_matmul(x: Type, routing: Type, W: Type) -> Type:
-    """Each row `[T, used, K]` times the matrix of its expert in `W [E, N, K]`."""
+def expert_matmul(x: Type, routing: Type, W: Type, bias: Type | None = None) -> Type:
+    """Each row `[T, used, K]` times the matrix of its expert in `W [E, N, K]`, then `+` its row
+    of `bias [E, N]`."""
     found, to = activations(x, "x"), routing_of(routing, "routing")
     experts, n, k = weight_of(W, "W", 3).shape
     same(experts, to.experts, "experts of W")
     same(found.shape, (to.rows, to.used, k), "x")
     check_activations_of(x, W, 3)
+    expert_bias(bias, experts, n)
     return f32(to.rows, to.used, n)
 
 
 @expert_matmul.meaning
-def _(run: Run, x: F32 | Quantized, routing: Routing, W: Weight) -> F32:
-    return ar.expert_product(x, routing, W)
+def _(run: Run, x: F32 | Quantized, routing: Routing, W: Weight, bias: Weight | None) -> F32:
+    return ar.expert_product(x, routing, W, bias)
 
 
 @op("lowered")
 def expert_glu(gate: Type, up: Type, routing: Type, *, act: str, block: int | None = None) -> Type:
     """`act(gate) * up`, quantized where there is a `block`, for the rows that `routing` placed."""
-    check_activation(act)
+    check_gate(act)
     found, to = tensor(gate, "gate", 3), routing_of(routing, "routing")
     same(found.shape[:2], (to.rows, to.used), "rows of gate")
     same(up, found, "up")

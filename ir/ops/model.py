@@ -56,25 +56,44 @@ def weight(
     format: str,
     shape: tuple[int, ...],
     rows: tuple[int, int] | None = None,
+    part: tuple[int, int] | None = None,
 ) -> Type:
-    """A tensor of the file; `rows=(start, count)` takes a range of its first axis."""
+    """A tensor of the file; `rows=(start, count)` takes a range of its first axis, `part` one of
+    the second of three."""
     whole = WeightType(format, shape)
     if shape[-1] % format_of(whole).values:
         raise RuleError("shape", f"rows of whole {format} blocks", shape)
+    if part is not None:
+        if rows is not None or len(shape) != 3:
+            raise RuleError("part", "three axes, without rows", shape)
+        return WeightType(format, (shape[0], _range(part, "part", shape[1]), shape[2]))
     if rows is None:
         return whole
-    start, count = rows
-    if start < 0 or count < 1 or start + count > shape[0]:
-        raise RuleError("rows", f"a range within 0..{shape[0]}", rows)
-    return WeightType(format, (count, *shape[1:]))
+    return WeightType(format, (_range(rows, "rows", shape[0]), *shape[1:]))
+
+
+def _range(found: tuple[int, int], where: str, size: int) -> int:
+    """The length of a `(start, count)` that must lie within an axis."""
+    start, count = found
+    if start < 0 or count < 1 or start + count > size:
+        raise RuleError(where, f"a range within 0..{size}", found)
+    return count
 
 
 @weight.meaning
 def _(
-    run: Run, *, name: str, format: str, shape: tuple[int, ...], rows: tuple[int, int] | None
+    run: Run,
+    *,
+    name: str,
+    format: str,
+    shape: tuple[int, ...],
+    rows: tuple[int, int] | None,
+    part: tuple[int, int] | None,
 ) -> Weight:
     w = run.weight(name)
     same((w.format.name, w.shape), (format, shape), f"tensor {name}")
+    if part is not None:
+        return ar.part_of_each(w, *part)
     return w if rows is None else ar.row_range(w, *rows)
 
 
@@ -320,10 +339,10 @@ def rope_scaling(
 ) -> RopeScaling:
     """What the attributes of a `rope` say, as the tables take it."""
     if scaling == "linear":
-        return RopeScaling("linear", factor)
+        return RopeScaling("linear", factor, attn_factor=attn_factor)
     if scaling == "yarn":
         return RopeScaling("yarn", factor, n_ctx_orig, attn_factor)
-    return RopeScaling()
+    return RopeScaling(attn_factor=attn_factor)
 
 
 def rope_at(
@@ -337,8 +356,9 @@ def rope_at(
 @op("model", writes=True)
 def attention(
     q: Type,
-    k: Type,
-    v: Type,
+    k: Type | None = None,
+    v: Type | None = None,
+    sinks: Type | None = None,
     *,
     scale: float,
     window: int | None = None,
@@ -347,16 +367,25 @@ def attention(
 ) -> Type:
     """Writes the row's `k`, `v` into `cache` and attends along the row's own path.
 
-    With a `window` a row sees the last `window` positions, its own among them.
+    Without `k` and `v` it reads a cache that an earlier layer has written. With a `window` a
+    row sees the last `window` positions, its own among them. `sinks` are scores of a head that
+    have no value: they take their share and add nothing.
     """
     rows, heads, width = tensor(q, "q", 3).shape
+    if not isinstance(heads, int):
+        raise RuleError("q", "a known number of heads", q)
+    if window is not None and window < 1:
+        raise RuleError("window", "at least 1", window)
+    if sinks is not None:
+        vector(sinks, "sinks", heads)
+    same(k is None, v is None, "v")
+    if k is None:
+        return f32(rows, heads, width)
     kt, vt = tensor(k, "k", 3), tensor(v, "v", 3)
     same((kt.shape[0], kt.shape[2]), (rows, width), "rows and width of k")
     same(vt.shape[:2], kt.shape[:2], "rows and heads of v")
-    if not isinstance(heads, int) or not isinstance(kt.shape[1], int) or heads % kt.shape[1]:
+    if not isinstance(kt.shape[1], int) or heads % kt.shape[1]:
         raise RuleError("q", f"a multiple of {kt.shape[1]} heads", heads)
-    if window is not None and window < 1:
-        raise RuleError("window", "at least 1", window)
     return f32(rows, heads, vt.shape[2])
 
 
@@ -364,23 +393,41 @@ def attention(
 def _(
     run: Run,
     q: F32,
-    k: F32,
-    v: F32,
+    k: F32 | None,
+    v: F32 | None,
+    sinks: Weight | None,
     *,
     scale: float,
     window: int | None,
     softcap: float | None,
     cache: str,
 ) -> F32:
-    run.write(cache, k, v)
-    out = np.empty((*q.shape[:2], v.shape[2]), np.float32)
-    for sequence in np.unique(run.rows.sequences):
+    if k is not None and v is not None:
+        run.write(cache, k, v)
+    return attend_paths(run, q, sinks, scale, window, softcap, cache)
+
+
+def attend_paths(
+    run: Run,
+    q: F32,
+    sinks: Weight | None,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    cache: str,
+) -> F32:
+    """Each row along its own path in `cache`: `[T, H, Dv]`."""
+    scores = None if sinks is None else ar.floats(sinks)
+    out: dict[int, F32] = {}
+    for sequence in np.unique(run.rows.sequences).tolist():
         mine = run.rows.sequences == sequence
-        keys, values = run.read(cache, int(sequence))
-        out[mine] = ar.attend(
-            q[mine], run.rows.positions[mine], keys, values, scale, window, softcap
-        )
-    return out
+        keys, values = run.read(cache, sequence)
+        at = run.rows.positions[mine]
+        out[sequence] = ar.attend(q[mine], at, keys, values, scale, window, softcap, scores)
+    found = np.empty((*q.shape[:2], next(iter(out.values())).shape[2]), np.float32)
+    for sequence, rows in out.items():
+        found[run.rows.sequences == sequence] = rows
+    return found
 
 
 # ---- experts -----------------------------------------------------------------------------
@@ -394,6 +441,12 @@ def experts(
     up: Type,
     down: Type,
     select_bias: Type | None = None,
+    router_x: Type | None = None,
+    router_bias: Type | None = None,
+    gate_bias: Type | None = None,
+    up_bias: Type | None = None,
+    down_bias: Type | None = None,
+    expert_scale: Type | None = None,
     *,
     n_used: int,
     act: str = "silu",
@@ -404,7 +457,8 @@ def experts(
     """A router over `E` experts; the sum of the `n_used` best gated feed-forwards.
 
     `router` makes weights of the logits, `softmax` or `sigmoid`; `select_bias` is added to
-    them for the choice alone.
+    them for the choice alone, `expert_scale` multiplies them in the end. The router reads
+    `router_x` where there is one. Biases of the matrices are `[E, N]`.
     """
     rows = tensor(x, "x", 2)
     d = extent(rows, "x")
@@ -414,8 +468,14 @@ def experts(
     same(weight_of(gate, "gate", 3).shape, (e, f, d), "gate")
     same(weight_of(up, "up", 3).shape, (e, f, d), "up")
     same(weight_of(down, "down", 3).shape, (e, d, f), "down")
-    check_activation(act)
-    check_router(router, n_used, e, select_bias)
+    if router_x is not None:
+        same(router_x, rows, "router_x")
+    if router_bias is not None:
+        vector(router_bias, "router_bias", e)
+    for bias, n in ((gate_bias, f), (up_bias, f), (down_bias, d)):
+        expert_bias(bias, e, n)
+    check_gate(act)
+    check_router(router, n_used, e, select_bias, expert_scale)
     return rows
 
 
@@ -428,6 +488,12 @@ def _(
     up: Weight,
     down: Weight,
     select_bias: Weight | None,
+    router_x: F32 | None,
+    router_bias: Weight | None,
+    gate_bias: Weight | None,
+    up_bias: Weight | None,
+    down_bias: Weight | None,
+    expert_scale: Weight | None,
     *,
     n_used: int,
     act: str,
@@ -435,12 +501,41 @@ def _(
     router: str,
     weight_scale: float,
 ) -> F32:
-    bias = None if select_bias is None else ar.floats(select_bias)
     how = ar.Router(n_used, norm_weights, router, weight_scale)
-    return ar.experts(x, gate_inp, gate, up, down, act, how, bias)
+    weights = ar.ExpertWeights(
+        gate_inp,
+        gate,
+        up,
+        down,
+        select_bias,
+        router_bias,
+        gate_bias,
+        up_bias,
+        down_bias,
+        expert_scale,
+    )
+    return ar.experts(x, weights, act, how, router_x)
 
 
-def check_router(router: str, n_used: int, n_experts: int, select_bias: Type | None) -> None:
+def expert_bias(bias: Type | None, n_experts: int, n: int) -> None:
+    """Check a bias of experts' matrices: plain floats `[E, N]`, or none.
+
+    Raises: RuleError.
+    """
+    if bias is None:
+        return
+    found = weight_of(bias, "bias", 2)
+    if found.format_name not in FLOAT_FORMATS or found.shape != (n_experts, n):
+        raise RuleError("bias", f"f32[{n_experts}, {n}]", bias)
+
+
+def check_router(
+    router: str,
+    n_used: int,
+    n_experts: int,
+    select_bias: Type | None,
+    expert_scale: Type | None = None,
+) -> None:
     """Check what `experts` and `route` say about the choice.
 
     Raises: RuleError.
@@ -451,12 +546,14 @@ def check_router(router: str, n_used: int, n_experts: int, select_bias: Type | N
         raise RuleError("n_used", f"1..{n_experts}", n_used)
     if select_bias is not None:
         vector(select_bias, "select_bias", n_experts)
+    if expert_scale is not None:
+        vector(expert_scale, "expert_scale", n_experts)
 
 
-def check_activation(act: str) -> None:
-    """Check the name of a gate's activation.
+def check_gate(act: str) -> None:
+    """Check the name of a gate.
 
     Raises: RuleError.
     """
-    if act not in ar.ACTIVATIONS:
-        raise RuleError("act", f"one of {tuple(ar.ACTIVATIONS)}", act)
+    if act not in ar.GATES:
+        raise RuleError("act", f"one of {ar.GATES}", act)

@@ -85,7 +85,7 @@ class PackedWeights:
         uses = Counter(weight.tensor for weight in weights)
         total, done = sum(weight.nbytes for weight in weights), 0
         for weight, start in zip(weights, starts, strict=True):
-            self._repack(weight, self.memory.address + start)
+            self._repack_matrix(weight, self.memory.address + start)
             uses[weight.tensor] -= 1
             if uses[weight.tensor] == 0 and weight.tensor not in self._read_raw:
                 self._source.release(weight.tensor)
@@ -108,14 +108,23 @@ class PackedWeights:
                 lock(mapped)
             self.memory = mapped
 
-    def _repack(self, weight: PackedWeight, address: int) -> None:
-        """Repack a matrix slice by slice, letting go of the file's pages as it goes."""
+    def _repack_matrix(self, weight: PackedWeight, address: int) -> None:
+        """Repack a matrix, or a part of each of a tensor's matrices one after the other."""
+        (start, count), part = weight.rows, weight.part
+        if part is None:
+            self._repack(weight, start, count, address)
+            return
+        row_size = weight.nbytes // count
+        for i in range(count // part.count):
+            first = (start // part.count + i) * part.of + part.first
+            self._repack(weight, first, part.count, address + i * part.count * row_size)
+
+    def _repack(self, weight: PackedWeight, start: int, count: int, address: int) -> None:
+        """Repack so many rows slice by slice, letting go of the file's pages as it goes."""
         fmt = FORMATS[weight.format_name]
         row_bytes = weight.columns // fmt.values * fmt.nbytes
-        start, count = weight.rows
         source = self._source.data(weight.tensor).ctypes.data + start * row_bytes
-        groups = -(-count // abi.ROWS)
-        group_bytes = weight.nbytes // groups
+        group_bytes = weight.nbytes // -(-weight.rows[1] // abi.ROWS)
         step = max(1, _SLICE // row_bytes // abi.ROWS) * abi.ROWS
         op = np.zeros((1, abi.OP_SIZE // 8), np.int64)
         op[0, abi.OP_KERNEL // 8] = self._functions[weight.kernel]

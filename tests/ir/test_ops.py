@@ -288,7 +288,7 @@ def expert_weights(fmt: str = "F32"):
 def test_experts_follow_their_definition(fmt):
     gate_inp, gate, up, down = expert_weights(fmt)
     x = np.random.default_rng(9).standard_normal((5, 32)).astype(np.float32)
-    got = ar.experts(x, gate_inp, gate, up, down, "silu", ar.Router(2))
+    got = ar.experts(x, ar.ExpertWeights(gate_inp, gate, up, down), "silu", ar.Router(2))
     logits = ar.linear(x, gate_inp)
     for t in range(5):
         order = sorted(range(4), key=lambda e: (-logits[t, e], e))[:2]
@@ -310,12 +310,12 @@ def test_router_ties_go_to_the_lower_index():
     gate_inp, gate, up, down = expert_weights()
     gate_inp.raw[:] = 0
     x = np.ones((1, 32), np.float32)
-    tied = ar.experts(x, gate_inp, gate, up, down, "silu", ar.Router(2))
+    tied = ar.experts(x, ar.ExpertWeights(gate_inp, gate, up, down), "silu", ar.Router(2))
     first_two = [
         Weight(w.format, (2, *w.shape[1:]), w.raw[: len(w.raw) // 2])
         for w in (gate_inp, gate, up, down)
     ]
-    assert words(tied) == words(ar.experts(x, *first_two, "silu", ar.Router(2)))
+    assert words(tied) == words(ar.experts(x, ar.ExpertWeights(*first_two), "silu", ar.Router(2)))
 
 
 # ---- lowered ops are compositions ----------------------------------------------------------

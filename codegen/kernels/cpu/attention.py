@@ -47,20 +47,22 @@ class HeadShape:
     """What an attention kernel is specialised for.
 
     `width` is the head's channels, `shared` the query heads of a key/value head,
-    `kv_bytes` 2 for an f16 cache and 4 for the f32 cache that tests use.
+    `kv_bytes` 2 for an f16 cache and 4 for the f32 cache that tests use, `sinks` whether a
+    head has a score without a value.
     """
 
     width: int
     shared: int
     kv_bytes: int
     softcap: bool = False
+    sinks: bool = False
     texts: bool = False  # a row sees its whole text, or a window on both sides
 
     @property
     def suffix(self) -> str:
         """Part of the kernels' names."""
-        cap = "_cap" if self.softcap else ""
-        return f"{'text_' if self.texts else ''}d{self.width}_q{self.shared}_kv{8 * self.kv_bytes}{cap}"
+        more = ("_cap" if self.softcap else "") + ("_sinks" if self.sinks else "")
+        return f"{'text_' if self.texts else ''}d{self.width}_q{self.shared}_kv{8 * self.kv_bytes}{more}"
 
     @property
     def page_bytes(self) -> int:
@@ -135,7 +137,8 @@ def rope_write(target: CpuTarget, shape: HeadShape, turn: Rotation, *, normed: b
     """`rope_write_...`: norm and turn queries and keys, write keys and values to the cache.
 
     Arguments: q, k, v, cosines, sines, key pages, value pages, bytes of a page over all
-    heads, q norm weights, k norm weights, f32 eps, query heads, key/value heads, step.
+    heads, q norm weights, k norm weights, f32 eps, query heads, key/value heads (0 where only
+    queries turn), step.
     """
     k = Kernel(rope_write_name(shape, turn, normed=normed), target)
     q, key, value, cos, sin, keys, values = (k.argument("ptr") for _ in range(7))
@@ -379,14 +382,25 @@ def _merge(target: CpuTarget, shape: HeadShape) -> CpuFunction:
     return k
 
 
-def _finish(k: CpuFunction, shape: HeadShape, state: Value, out: Value) -> None:
-    """`out = sums * recip(total)` for the shared query heads."""
+def _finish(
+    k: CpuFunction, shape: HeadShape, state: Value, out: Value, sinks: Value | None
+) -> None:
+    """`out = sums * recip(total)` for the shared query heads, whose sinks come in last."""
+    b = MathOn(k)
     for h in range(shape.shared):
         total = k.load("float", state, (shape.shared * (shape.width + 1) + h) * 4)
-        inverse = kmath.recip(MathOn(k), k.splat(total, 8))
+        shrink = None
+        if sinks is not None:
+            top = k.load("float", state, (shape.shared * shape.width + h) * 4)
+            sink = k.load("float", sinks, 4 * h)
+            new = fmax(k, top, sink)
+            shrink = kmath.exp_nonpositive(b, k.splat(top - new, 8))
+            total = total * shrink.at(0) + kmath.exp_nonpositive(b, k.splat(sink - new, 8)).at(0)
+        inverse = kmath.recip(b, k.splat(total, 8))
         with k.loop(0, shape.width, 8) as d:
             at = (d.index + h * shape.width) << 2
-            k.store(k.load(F32, state, at) * inverse, out, at)
+            sums = k.load(F32, state, at)
+            k.store((sums if shrink is None else sums * shrink) * inverse, out, at)
 
 
 class _Attend:
@@ -400,6 +414,7 @@ class _Attend:
         self.page_stride, self.kv_heads, self.window = (k.argument() for _ in range(3))
         self.scale, self.cap, self.cap_inverse = (k.argument("float") for _ in range(3))
         step = k.argument("ptr")
+        self.sinks = k.argument("ptr") if shape.sinks else None
         self.rows = k.load("i64", step, STEP_ROWS, align=8)
         self.positions = k.load("ptr", step, STEP_POSITIONS, align=8)
         # The last position that a row may see: its own, or its text's.
@@ -468,6 +483,13 @@ class _Attend:
         """Call `attend_join`."""
         self.k.call_local(f"attend_join_{self.shape.suffix}", "void", state, other)
 
+    def finish(self, state: Value, row: Value, head: Value) -> None:
+        """Write the heads of (row, key/value head) from their merged state."""
+        sinks = None
+        if self.sinks is not None:
+            sinks = self.k.gep(self.sinks, head * (4 * self.shape.shared))
+        _finish(self.k, self.shape, state, self.heads(self.out, row, head), sinks)
+
     def state_of(self, unit: Value, segment: Value) -> Value:
         """Scratch of one (row, head) pair's segment."""
         return self.k.gep(self.scratch, (unit * self.segments + segment) * self.shape.state_bytes)
@@ -500,7 +522,7 @@ def _attend(target: CpuTarget, shape: HeadShape) -> Kernel:
         with k.loop(first + 1, last) as s:
             a.run_segment(row, head, s.index, other)
             a.join(state, other)
-        _finish(k, shape, state, a.heads(a.out, row, head))
+        a.finish(state, row, head)
         k.branch(done)
         k.label(done)
 
@@ -519,7 +541,7 @@ def _attend_merge(target: CpuTarget, shape: HeadShape) -> Kernel:
         state = a.state_of(unit, first)
         with k.loop(first + 1, last) as s:
             a.join(state, a.state_of(unit, s.index))
-        _finish(k, shape, state, a.heads(a.out, row, head))
+        a.finish(state, row, head)
 
     with k.if_(a.segments.compare("sgt", 1)):
         k.take(a.units, work)
@@ -531,9 +553,9 @@ def attention(target: CpuTarget, shape: HeadShape) -> list[Function]:
     """The operations `attend_...` and `attend_merge_...` and what they call.
 
     Both take: q, key pages, value pages, out, scratch, bytes of a page over all heads,
-    key/value heads, window (0: none), f32 scale, f32 softcap, f32 its reciprocal, step.
-    With few rows a long path is shared out by segments, whose states meet in
-    `attend_merge`; else one thread walks a path and merges as it goes. Same words.
+    key/value heads, window (0: none), f32 scale, f32 softcap, f32 its reciprocal, step, and
+    where the shape has them the sinks. With few rows a long path is shared out by segments,
+    whose states meet in `attend_merge`; else one thread walks a path and merges as it goes. Same words.
     """
     return [
         _Segment(target, shape).emit(),

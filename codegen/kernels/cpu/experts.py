@@ -48,6 +48,8 @@ MAX_EXPERTS = 1024
 EXPERT_SUM_FLOOR = 2.0**-14
 """The shares of the chosen are divided by no less than this."""
 
+NO_EPILOGUE = Epilogue()
+
 _TAKEN = -(1 << 31)
 _NAN_KEY = _TAKEN + 1
 """Keys of logits are above these; a NaN is chosen when nothing else is left."""
@@ -86,12 +88,13 @@ class RouteShape:
     kind: str = "softmax"
     biased: bool = False
     scaled: bool = False
+    own_scales: bool = False
 
     @property
     def name(self) -> str:
-        """`route_2of8[_sigmoid][_bias][_norm][_scale]`."""
+        """`route_2of8[_sigmoid][_bias][_norm][_scale][_scales]`."""
         parts = {"sigmoid": self.kind == "sigmoid", "bias": self.biased}
-        parts |= {"norm": self.norm, "scale": self.scaled}
+        parts |= {"norm": self.norm, "scale": self.scaled, "scales": self.own_scales}
         used = "".join(f"_{part}" for part, there in parts.items() if there)
         return f"route_{self.n_used}of{self.experts}{used}"
 
@@ -100,13 +103,14 @@ def route(target: CpuTarget, shape: RouteShape) -> Kernel:
     """`route_...`: shares of all experts, the best of each row, groups.
 
     Arguments: logits, routing, bytes of a row, address of the row count; where the shape has
-    them, the bias of the choice and the f32 scale of the weights.
+    them, the bias of the choice, the f32 scale of the weights and each expert's own.
     """
     k, (n_used, experts) = Kernel(shape.name, target), (shape.n_used, shape.experts)
     logits, routing, stride = k.argument("ptr"), k.argument("ptr"), k.argument()
     rows = k.load("i64", k.argument("ptr"), align=8)
     bias = k.argument("ptr") if shape.biased else None
     scale = k.argument("float") if shape.scaled else None
+    own = k.argument("ptr") if shape.own_scales else None
     vectors = -(-experts // 8)
     keys, share = k.alloca(I32, vectors), k.alloca(F32, vectors)
     tables = [k.alloca("i32", experts) for _ in range(3)]
@@ -121,7 +125,7 @@ def route(target: CpuTarget, shape: RouteShape) -> Kernel:
         with k.loop(0, n_used):
             _take_best(k, keys, vectors)
         records = k.gep(routing, t * (n_used * RECORD))
-        _write_pairs(k, records, shape, keys, share, scale)
+        _write_pairs(k, records, shape, keys, share, scale, own)
 
     _draw_then_last(k, rows, row, lambda: _group(k, routing, rows, n_used, experts, tables))
     k.ret()
@@ -219,6 +223,7 @@ def _write_pairs(
     keys: Value,
     share: Value,
     scale: Value | None,
+    own: Value | None,
 ) -> None:
     """The taken experts and their shares, ascending, as the row's pairs."""
     nothing = [k.const("i64", 0), k.const("float", 0.0)]
@@ -238,13 +243,15 @@ def _write_pairs(
         factors.append(kmath.recip(MathOn(k), k.splat(bounded, 8)).at(0))
     if scale is not None:
         factors.append(scale)
-    if not factors:
+    if not factors and own is None:
         return
     with k.loop(0, shape.n_used) as j:
         record = _record(k, records, j.index)
         weight = k.load("float", record, PAIR_SHARE, align=4)
         for factor in factors:
             weight = weight * factor
+        if own is not None:
+            weight = weight * k.load("float", own, _field(k, record, PAIR_EXPERT) << 2)
         k.store(weight, record, PAIR_SHARE, align=4)
 
 
@@ -377,34 +384,38 @@ def expert_glu(target: CpuTarget, act: str, block: int | None) -> Kernel:
 # -- products --------------------------------------------------------------------------------
 
 
-def expert_matmul(fmt: Format, target: CpuTarget) -> list[Function]:
+def expert_matmul(
+    fmt: Format, target: CpuTarget, epilogue: Epilogue = NO_EPILOGUE
+) -> list[Function]:
     """The plan operation `expert_matmul_<format>` and the loop nests of the plain product.
 
     Arguments: weights, activations, out, routing, blocks (or columns) of a row, row groups
     of an expert, groups a chunk, bytes of an expert, bytes of a row of activations, bytes
-    of a row of `out`.
+    of a row of `out`, and with a bias its rows, one an expert.
     """
     if isinstance(fmt, BlockFormat):
-        product = matmul(fmt, target, Epilogue())
+        product = matmul(fmt, target, epilogue)
     else:
         assert isinstance(fmt, FloatFormat)
-        product = matmul_float(fmt, target, Epilogue())
+        product = matmul_float(fmt, target, epilogue)
     nests = [f for f in product if not isinstance(f, Kernel)]
-    name = fmt.name.lower()
+    name = fmt.name.lower() + epilogue.suffix
     k = Kernel(f"expert_matmul_{name}", target)
     weights, acts, out, routing = (k.argument("ptr") for _ in range(4))
     inner, groups, chunk, expert_bytes, act_row, stride = (k.argument() for _ in range(6))
+    biases = k.argument("ptr") if epilogue.bias else None
     chunks = (groups + chunk - 1).udiv(chunk)
-    no_bias = k.zero("ptr")
 
     def work(item: Value) -> None:
         record = _record(k, routing, item.udiv(chunks))
         place, count = _field(k, record, GROUP_FIRST), _field(k, record, GROUP_COUNT)
-        matrix = k.gep(weights, _field(k, record, GROUP_EXPERT) * expert_bytes)
+        expert = _field(k, record, GROUP_EXPERT)
+        matrix = k.gep(weights, expert * expert_bytes)
+        bias = k.zero("ptr") if biases is None else k.gep(biases, expert * stride)
         rows, to = k.gep(acts, place * act_row), k.gep(out, place * stride)
         first = item.urem(chunks) * chunk
         last = k.minimum(first + chunk, groups)
-        args = (matrix, rows, to, no_bias, inner, first, last, count, stride)
+        args = (matrix, rows, to, bias, inner, first, last, count, stride)
         one = count.compare("eq", 1)
         with k.if_(one):
             k.call_local(f"one_{name}", "void", *args)

@@ -230,11 +230,12 @@ def quantize(target: CpuTarget, block: int) -> Kernel:
 
 
 def gated(k: CpuFunction, act: str, gate: Value, up: Value, offset: Value, lanes: int) -> Value:
-    """`act(gate) * up` of so many values from `offset` on."""
-    type_ = vec(lanes, "float")
-    return ACTIVATIONS[act](MathOn(k, lanes), k.load(type_, gate, offset)) * k.load(
-        type_, up, offset
-    )
+    """`act(gate) * up`, or the gate of that name, of so many values from `offset` on."""
+    type_, b = vec(lanes, "float"), MathOn(k, lanes)
+    g, u = k.load(type_, gate, offset), k.load(type_, up, offset)
+    if act == "swiglu_oai":
+        return kmath.swiglu_oai(b, g, u)
+    return ACTIVATIONS[act](b, g) * u
 
 
 def glu(target: CpuTarget, act: str, block: int | None) -> Kernel:

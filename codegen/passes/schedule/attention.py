@@ -44,7 +44,9 @@ def _kv_bytes(s: Scheduler) -> int:
     return 2 if s.kv_type == "f16" else 4
 
 
-def _head_shape(s: Scheduler, q: Node, cache: CacheLayout, softcap: bool = False) -> HeadShape:
+def _head_shape(
+    s: Scheduler, q: Node, cache: CacheLayout, *, softcap: bool = False, sinks: bool = False
+) -> HeadShape:
     assert isinstance(q.type, TensorType)
     heads, width = q.type.shape[1:]
     assert isinstance(heads, int) and isinstance(width, int)
@@ -52,12 +54,12 @@ def _head_shape(s: Scheduler, q: Node, cache: CacheLayout, softcap: bool = False
         raise UnsupportedError(
             f"%{q.name}: heads of {width} channels; the CPU kernels need a multiple of {ROWS}"
         )
-    return HeadShape(width, heads // cache.heads, _kv_bytes(s), softcap)
+    return HeadShape(width, heads // cache.heads, _kv_bytes(s), softcap=softcap, sinks=sinks)
 
 
 @emits("rope_write")
 def _rope_write(s: Scheduler, node: Node, index: int) -> None:
-    q, k, v = (node.arg(n) for n in "qkv")
+    q, k, v = node.arg("q"), node.maybe("k"), node.maybe("v")
     name = node.get("cache", str)
     cache = _cache(s, name)
     shape = _head_shape(s, q, cache)
@@ -70,19 +72,24 @@ def _rope_write(s: Scheduler, node: Node, index: int) -> None:
         lambda: [rope_write(target, shape, turn, normed=normed)],
     )
     cos, sin = _table(s, node)
-    reads = [s.region(x) for x in (q, k, v)]
+    written = [x for x in (k, v) if x is not None]
+    reads = [s.region(x) for x in (q, *written)]
     s.order_reads(reads)
-    s.take_over(node, q, index, [k, v])
-    # Keys are turned where they lie.
-    owned = s.is_free(k, index, [q, v])
-    turned = s.place[s.root(k)] if owned else s.copy(node, k)
+    s.take_over(node, q, index, written)
     pages: Region = (f"cache {name}", 0, 1)
+    turned, copied, touched = s.place[s.root(node)], None, []
+    if k is not None and v is not None:
+        # Keys are turned where they lie.
+        if not s.is_free(k, index, [q, v]):
+            copied = s.copy(node, k)
+        turned = copied or s.place[s.root(k)]
+        touched = [("arena", *turned), pages]
     s.launch(
         kernel,
         [
             s.buffer(node),
             Arg(ArgKind.BUFFER, turned[0]),
-            s.buffer(v),
+            s.buffer(v or node),
             cos,
             sin,
             Arg(ArgKind.CACHE_K, name),
@@ -92,15 +99,15 @@ def _rope_write(s: Scheduler, node: Node, index: int) -> None:
             s.vector(k_norm),
             float_arg(node.get("eps", float)),
             int_arg(shape.shared * cache.heads),
-            int_arg(cache.heads),
+            int_arg(cache.heads if written else 0),
             STEP,
         ],
         node,
         reads,
-        [s.region(node), ("arena", *turned), pages],
+        [s.region(node), *touched],
     )
-    if not owned:
-        s.arena.release(turned)
+    if copied is not None:
+        s.arena.release(copied)
 
 
 def _table(s: Scheduler, node: Node) -> tuple[Arg, Arg]:
@@ -124,7 +131,8 @@ def _attend(s: Scheduler, node: Node, index: int) -> None:
     q = node.arg("q")
     name = node.get("cache", str)
     cache, cap = _cache(s, name), node.optional("softcap", float)
-    shape, target = _head_shape(s, q, cache, cap is not None), s.target
+    sinks, target = node.maybe("sinks"), s.target
+    shape = _head_shape(s, q, cache, softcap=cap is not None, sinks=sinks is not None)
     for kernel in ("attend", "attend_merge"):
         s.need(f"{kernel}_{shape.suffix}", lambda: attention(target, shape))
     s.out.state_bytes = max(s.out.state_bytes, shape.state_bytes)
@@ -144,6 +152,7 @@ def _attend(s: Scheduler, node: Node, index: int) -> None:
         float_arg(cap or 0.0),
         float_arg(1 / cap if cap else 0.0),
         STEP,
+        *([] if sinks is None else [s.vector(sinks)]),
     ]
     scratch: Region = ("scratch", 0, 1)
     writes = [s.region(node), scratch]

@@ -258,6 +258,8 @@ class Scheduler:
         assert isinstance(shape, tuple) and isinstance(shape[0], int)
         rows: Any = node.attrs["rows"] or (0, shape[0])
         suffix = "" if node.attrs["rows"] is None else f"[{rows[0]}:{rows[0] + rows[1]}]"
+        part: Any = node.attrs["part"]
+        suffix += "" if part is None else f"[:, {part[0]}:{part[0] + part[1]}]"
         return name + suffix, name, rows
 
     def vector(self, node: Node | None, *, transposed: bool = False) -> Arg:

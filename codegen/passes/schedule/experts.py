@@ -12,6 +12,7 @@ from kinetic.codegen.kernels.cpu.experts import (
     route,
 )
 from kinetic.codegen.kernels.cpu.layout import packed_size
+from kinetic.codegen.kernels.cpu.matmul import Epilogue
 from kinetic.codegen.kernels.cpu.repack import repack
 from kinetic.codegen.passes.schedule.core import (
     Scheduler,
@@ -25,7 +26,7 @@ from kinetic.codegen.passes.schedule.core import (
 from kinetic.errors import UnsupportedError
 from kinetic.ir.cpu_abi import ROWS, act_stride
 from kinetic.ir.graph import Node
-from kinetic.ir.program import Arg, ArgKind, PackedWeight
+from kinetic.ir.program import Arg, ArgKind, PackedWeight, Part
 from kinetic.ir.quant.base import BlockFormat
 from kinetic.ir.types import QuantType, RoutingType, WeightType
 
@@ -42,10 +43,14 @@ def _route(s: Scheduler, node: Node, index: int) -> None:
         )
     norm, kind = node.get("norm_weights", bool), node.get("router", str)
     scale = node.get("weight_scale", float)
-    shape = RouteShape(found.used, experts, norm, kind, bias is not None, scale != 1)
+    own = node.maybe("expert_scale")
+    shape = RouteShape(
+        found.used, experts, norm, kind, bias is not None, scale != 1, own is not None
+    )
     kernel = s.need(shape.name, lambda: [route(target, shape)])
     options = [s.vector(bias)] if shape.biased else []
     options += [float_arg(scale)] if shape.scaled else []
+    options += [s.vector(own)] if shape.own_scales else []
     stride = int_arg(row_bytes(logits))
     s.simple(
         node,
@@ -84,7 +89,13 @@ def _expert_matmul(s: Scheduler, node: Node, index: int) -> None:
     assert isinstance(weight.type, WeightType) and isinstance(routing.type, RoutingType)
     rows, columns = weight.type.shape[1:]
     used = routing.type.used
-    kernel = s.need(f"expert_matmul_{fmt.name.lower()}", lambda: expert_matmul(fmt, target))
+    bias = node.maybe("bias")
+    epilogue = Epilogue(bias is not None)
+    kernel = s.need(
+        f"expert_matmul_{fmt.name.lower()}{epilogue.suffix}",
+        lambda: expert_matmul(fmt, target, epilogue),
+    )
+    biases = [] if bias is None else [s.vector(bias)]
     act_row, inner = dense_width(x, "a product's input"), columns
     if isinstance(fmt, BlockFormat):
         inner = columns // fmt.block
@@ -105,12 +116,13 @@ def _expert_matmul(s: Scheduler, node: Node, index: int) -> None:
             int_arg(packed_size(fmt, rows, columns)),
             int_arg(act_row),
             int_arg(4 * rows),
+            *biases,
         ],
     )
 
 
 def _expert_matrices(s: Scheduler, node: Node) -> Arg:
-    """The experts' matrices, packed one after the other as if they were one."""
+    """The experts' matrices, or a part of each, packed one after the other as if they were one."""
     key, tensor, (start, experts) = s.key(node)
     assert isinstance(node.type, WeightType)
     rows, columns = node.type.shape[1:]
@@ -123,8 +135,21 @@ def _expert_matrices(s: Scheduler, node: Node) -> Arg:
         fmt, target = weight_format(node), s.target
         kernel = s.need(f"repack_{fmt.name.lower()}", lambda: repack(fmt, target))
         size, span = packed_size(fmt, experts * rows, columns), (start * rows, experts * rows)
-        s.out.packed[key] = PackedWeight(key, tensor, fmt.name, span, columns, size, kernel)
+        s.out.packed[key] = PackedWeight(
+            key, tensor, fmt.name, span, columns, size, kernel, _part(node)
+        )
     return Arg(ArgKind.PACKED, key)
+
+
+def _part(node: Node) -> Part | None:
+    """Which rows of each expert's matrix a weight takes, if not all."""
+    shape, part = node.attrs["shape"], node.attrs["part"]
+    if part is None:
+        return None
+    assert isinstance(shape, tuple) and isinstance(part, tuple)
+    first, count, rows = part[0], part[1], shape[1]
+    assert isinstance(first, int) and isinstance(count, int) and isinstance(rows, int)
+    return Part(first, count, rows)
 
 
 @emits("expert_glu")
