@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kinetic.errors import KineticError
-from kinetic.server import openai
+from kinetic.server import anthropic, llama_server, ollama, openai
 from kinetic.server.errors import ApiError, dialect_of, error_response, from_kinetic
 from kinetic.server.reply import ClientGone
 from kinetic.server.security import Guard
@@ -26,10 +26,26 @@ GET: list[tuple[Endpoint, tuple[str, ...]]] = [
     (openai.health, ("/health", "/v1/health")),
     (openai.models, ("/v1/models", "/models")),
     (openai.one_model, ("/v1/models/{id:path}", "/models/{id:path}")),
+    (llama_server.props, ("/props",)),
+    (llama_server.slots, ("/slots",)),
+    (llama_server.metrics, ("/metrics", "/v1/metrics")),
+    (ollama.version, ("/api/version",)),
+    (ollama.tags, ("/api/tags",)),
+    (ollama.running, ("/api/ps",)),
 ]
 POST: list[tuple[Endpoint, tuple[str, ...]]] = [
     (openai.chat_completions, ("/v1/chat/completions", "/chat/completions")),
     (openai.completions, ("/v1/completions",)),
+    (anthropic.messages, ("/v1/messages", "/messages")),
+    (anthropic.count_tokens, ("/v1/messages/count_tokens", "/messages/count_tokens")),
+    (ollama.chat, ("/api/chat",)),
+    (ollama.generate, ("/api/generate",)),
+    (ollama.show, ("/api/show",)),
+    (llama_server.completion, ("/completion", "/completions")),
+    (llama_server.infill, ("/infill",)),
+    (llama_server.tokenize, ("/tokenize",)),
+    (llama_server.detokenize, ("/detokenize",)),
+    (llama_server.apply_template, ("/apply-template",)),
 ]
 
 
