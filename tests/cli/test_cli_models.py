@@ -34,8 +34,16 @@ class Barred(socket.socket):
 def refuse(*a, **k):
     raise SystemExit(f"BARRED: {a}")
 
+ask = socket.getaddrinfo
+
+def own_only(host, *rest, **more):
+    if host not in ("127.0.0.1", "::1", "localhost", None):  # what a server listens on
+        refuse(host)
+    return ask(host, *rest, **more)
+
 socket.socket = Barred
-socket.create_connection = socket.getaddrinfo = refuse
+socket.create_connection = refuse
+socket.getaddrinfo = own_only
 from kinetic.cli import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -56,6 +64,17 @@ def home(tmp_path, monkeypatch) -> Path:
     return folder
 
 
+def modules_loaded(*line: str) -> set[str]:
+    code = (
+        "import sys; from kinetic.cli import main; main(sys.argv[1:]);"
+        "print(*sys.modules, sep='\\n', file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code, *line], capture_output=True, text=True, check=False
+    )
+    return set(done.stderr.split())
+
+
 def barred(*line: object) -> subprocess.CompletedProcess[str]:
     """`kinetic` in a process that may not connect anywhere."""
     return subprocess.run(
@@ -65,6 +84,19 @@ def barred(*line: object) -> subprocess.CompletedProcess[str]:
         timeout=120,
         check=False,
     )
+
+
+@pytest.mark.parametrize("line", [["--version"], ["--help"], *([c, "--help"] for c in COMMANDS)])
+def test_starting_is_light(line):
+    # Counted, not timed: on a quiet machine --version takes 40 ms, most of it Python itself.
+    code = "import sys; print(*sys.modules, sep='\\n', file=sys.stderr)"
+    bare = subprocess.run(
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=False
+    )
+    more = modules_loaded(*line) - set(bare.stderr.split())
+    assert len(more) < 75, sorted(more)
+    heavy = {"numpy", "llvmlite", "rich", "psutil", "httpx2", "jinja2", "asyncio", "ssl"}
+    assert not heavy & more
 
 
 # models ------------------------------------------------------------------------------------
@@ -261,16 +293,37 @@ LINES = {
     "completion": ["completion", "bash"],
 }
 ONLINE = ("pull", "can-run")
-LISTENS = ("serve",)
-"""Tested with its own guard beside the server's tests: it opens a socket that others reach."""
+STAY = ("serve", "chat")
+"""Commands that do not end by themselves."""
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in (*ONLINE, *LISTENS)])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in (*ONLINE, *STAY)])
 def test_no_other_command_connects(home, command):
     done = barred(*LINES.get(command, [command, NAME]))
     assert "BARRED" not in done.stdout + done.stderr
     if command in LINES:
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif("serve" not in COMMANDS, reason="there is no server yet")
+def test_the_server_connects_nowhere(home):
+    line = [sys.executable, "-c", BARRED, "serve", NAME, "--port", "0"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        said = b""
+        while b"Serving" not in said:
+            block = process.stdout.readline()
+            assert block, said  # it ended
+            said += block
+        process.terminate()
+        said += process.stdout.read()
+    assert b"BARRED" not in said
+
+
+@pytest.mark.skipif("chat" not in COMMANDS, reason="there is no chat yet")
+def test_chat_connects_nowhere(home):
+    done = barred("chat", NAME)  # no terminal and no input: it ends
+    assert "BARRED" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("command", ONLINE)
