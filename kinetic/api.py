@@ -46,7 +46,15 @@ from kinetic.runtime.cpus import default_threads, usable_cpus
 from kinetic.runtime.devices.cpu import CpuDevice
 from kinetic.runtime.devices.weights import LoadOptions, Progress
 from kinetic.runtime.engine import Engine
-from kinetic.runtime.memory import Memory, context_that_fits, memory_of, usable_memory
+from kinetic.runtime.memory import (
+    Memory,
+    context_that_fits,
+    memory_of,
+    page_bytes,
+    usable_memory,
+)
+from kinetic.runtime.prompt_cache import ARITHMETIC, MEMORY_LIMIT, PromptCache
+from kinetic.runtime.prompt_store import PromptStore
 from kinetic.runtime.repack_cache import DEFAULT_LIMIT, CacheEntry, entry_key
 from kinetic.runtime.request import Request
 from kinetic.runtime.sampling import DRY_BREAKERS, Sampler, SamplingParams
@@ -67,6 +75,10 @@ TECHNOLOGIES = ("rad1", "warm-start", "zero-wait", "shortlist", "torque", "convo
 """What makes answers come faster, by the names that `off` takes."""
 MAX_PARALLEL = 64
 """Requests at once: each may want an output of a step."""
+_MOST_SPARE = 1 << 16
+"""Pages for prompt states, where the model is tiny."""
+_GUESS_BYTES = 256 << 20
+"""Memory for the states of guesses."""
 KV_TYPES = ("f16", "f32")
 """What the cache may hold."""
 
@@ -136,6 +148,7 @@ class Model:
         parallel: int = 1,
         queue_limit: int | None = None,
         off: Collection[str] = (),
+        cache_dir: str | os.PathLike[str] | None = None,
         repack: bool = True,
         mmap: bool = True,
         mlock: bool = False,
@@ -149,7 +162,9 @@ class Model:
         a class (`cpu-x86_64-scalar`); by default this machine's best. `parallel` requests run
         at once, each with the whole context, and share each pass over the weights; up to
         `queue_limit` more wait (None: any number). `off` names speed technologies not to use,
-        of `TECHNOLOGIES`; none of them changes an answer. Without `mmap` the file
+        of `TECHNOLOGIES`; none of them changes an answer. `cache_dir` is a folder that keeps
+        the states of prompts for later processes, as readable as the prompts were; without it
+        they are kept in memory alone. Without `mmap` the file
         is read instead of mapped; `mlock` keeps the weights from being swapped out.
         `repack_cache` is a folder that keeps repacked weights between loads, of at most
         `repack_cache_limit` bytes.
@@ -225,9 +240,28 @@ class Model:
                 Path(repack_cache), _repack_key(file, program, target), repack_cache_limit
             )
             options = replace(options, cache=entry)
-        cpu = CpuDevice(program, file, threads=threads, n_ctx=n_ctx, n_pages=n_pages, load=options)
-        engine = Engine(cpu, n_ctx, n_pages)
-        model = cls(file, graph, engine, threads, Scheduler(engine, parallel, queue_limit, off=off))
+        # Pages that no request needs hold what earlier prompts left behind.
+        room = max(0, usable_memory() - memory_of(program, n_pages).total)
+        warm = "warm-start" not in off and graph.meta.pooling is None
+        prompt_bytes = min(MEMORY_LIMIT, room // 2) if warm else 0
+        spare = min(_MOST_SPARE, prompt_bytes // max(1, page_bytes(program)))
+        cpu = CpuDevice(
+            program,
+            file,
+            threads=threads,
+            n_ctx=n_ctx,
+            n_pages=n_pages + spare,
+            n_slots=parallel + _guess_slots(program),
+            load=options,
+        )
+        engine = Engine(cpu, n_ctx, n_pages + spare)
+        cache = None
+        if warm:
+            store = None if cache_dir is None else PromptStore(Path(cache_dir))
+            identity = "" if store is None else _prompt_identity(file, program)
+            cache = PromptCache(engine, prompt_bytes, store, identity)
+        scheduler = Scheduler(engine, parallel, queue_limit, off=off, cache=cache)
+        model = cls(file, graph, engine, threads, scheduler)
         model.load_seconds = time.perf_counter() - started
         _debug(2, f"compiled {compiled - started:.3f} s, loaded {model.load_seconds:.3f} s in all")
         return model
@@ -404,8 +438,9 @@ class Model:
 
     @property
     def memory(self) -> Memory:
-        """What the model takes, caches when full."""
-        return memory_of(self.engine.device.program, self.engine.pages.total)
+        """What the model takes, caches when full; what prompts leave behind comes on top."""
+        needed = Engine.pages_for(self.n_ctx, self.scheduler.parallel)
+        return memory_of(self.engine.device.program, needed)
 
     # -- measuring -------------------------------------------------------------------
     def bench_prefill(self, n_tokens: int) -> float:
@@ -454,6 +489,17 @@ def _context(graph: Graph, asked: int | None) -> int:
 def _repack_key(file: GGUFFile, program: Program, target: CpuTarget) -> str:
     """What a model's repacked weights depend on: the file, the matrices, the layout's code."""
     return entry_key(file.identity(), repr(program.packed), source_digest().hex(), target.key)
+
+
+def _prompt_identity(file: GGUFFile, program: Program) -> str:
+    """All that a cached page's bytes depend on but the tokens: file, graph, arithmetic, layout."""
+    parts = (file.identity(), program.ir_hash, ARITHMETIC, program.device_class, program.kv_type)
+    return "\n".join((*parts, str(program.slot_bytes), repr(sorted(program.caches.items()))))
+
+
+def _guess_slots(program: Program) -> int:
+    """Slots of recurrent state for guesses; each guess that is run needs one."""
+    return max(2, min(16, _GUESS_BYTES // program.slot_bytes)) if program.states else 0
 
 
 def _notice(text: str) -> None:

@@ -59,6 +59,10 @@ class PagePool:
         self._counts[page] = 1
         return page
 
+    def holders(self, page: int) -> int:
+        """How many hold a page."""
+        return int(self._counts[page])
+
     def share(self, page: int) -> None:
         """One more holder of a page."""
         self._counts[page] += 1

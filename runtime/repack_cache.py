@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from kinetic.runtime.cache_files import PART, mark_as_written, remove_if_abandoned
 from kinetic.runtime.devices.mapping import FileMapping
 
 DEFAULT_LIMIT = 32 << 30
@@ -35,7 +36,6 @@ _HEAD = struct.Struct("<8sQ32s")
 _START = 4096
 """Where weights start: a page, so that they are aligned in memory."""
 _WRITE = 64 << 20
-_PART = ".part"
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -98,10 +98,10 @@ class CacheEntry:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._make_room(nbytes)
-            handle, name = tempfile.mkstemp(dir=self.folder, prefix=f".{self.key}.", suffix=_PART)
+            handle, name = tempfile.mkstemp(dir=self.folder, prefix=f".{self.key}.", suffix=PART)
             try:
                 with os.fdopen(handle, "wb", buffering=0) as file:
-                    _mark_as_written(file)
+                    mark_as_written(file)
                     _write(file, self._head(weights, threads), weights)
                     # The lock is held until the rename: nobody takes it for litter.
                     os.replace(name, self.path)
@@ -121,8 +121,8 @@ class CacheEntry:
 
     def _make_room(self, nbytes: int) -> None:
         """Remove litter, then the entries that were used least recently, until it fits."""
-        for part in self.folder.glob(f".*{_PART}"):
-            _remove_if_abandoned(part)
+        for part in self.folder.glob(f".*{PART}"):
+            remove_if_abandoned(part)
         entries = []
         for path in self.folder.glob(f"*{SUFFIX}"):
             with contextlib.suppress(OSError):  # another process may have removed it
@@ -144,25 +144,3 @@ def _write(file: IO[bytes], head: bytes, weights: Bytes) -> None:
         at = 0
         while at < len(piece):
             at += file.write(piece[at : at + _WRITE])
-
-
-def _mark_as_written(file: IO[bytes]) -> None:
-    """Hold a lock on a file that is being written; a killed process lets go of it."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: open files cannot be removed there
-        return
-    with contextlib.suppress(OSError):  # some network file systems have no locks
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _remove_if_abandoned(part: Path) -> None:
-    with contextlib.suppress(OSError):
-        try:
-            import fcntl
-        except ImportError:
-            part.unlink(missing_ok=True)
-            return
-        with open(part, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while it is written
-            part.unlink(missing_ok=True)

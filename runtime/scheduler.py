@@ -24,6 +24,7 @@ from kinetic.errors import ContextError, QueueFull, UsageError
 from kinetic.runtime.answer import Answer
 from kinetic.runtime.drafting import Drafter, Earlier, FromContext, StepCost, draft_lengths
 from kinetic.runtime.engine import Engine, Logits, Work
+from kinetic.runtime.prompt_cache import PromptCache
 from kinetic.runtime.request import Listener, Request
 
 CHUNK = 64
@@ -46,6 +47,8 @@ class Scheduler:
     """Runs up to `parallel` requests at once; more wait, up to `queue_limit` of them.
 
     `off` names what is not to be used: `rad1` (guesses), `convoy` (steps that requests share).
+    `cache` keeps what prompts left behind for those that begin alike; it is used on the
+    scheduler's thread alone, and closed with it.
 
     *Raises* `UsageError` for more requests at once than a step can answer.
     """
@@ -57,6 +60,7 @@ class Scheduler:
         queue_limit: int | None = None,
         *,
         off: Collection[str] = (),
+        cache: PromptCache | None = None,
     ):
         most = engine.device.program.max_outputs
         if not 1 <= parallel <= most:
@@ -67,7 +71,7 @@ class Scheduler:
         self._calls: deque[Callable[[], None]] = deque()
         self._active: list[Answer] = []
         self._closing = False
-        self._cost, self._earlier = StepCost(), Earlier()
+        self._cost, self._earlier, self._cache = StepCost(), Earlier(), cache
         self._thread = threading.Thread(target=self._loop, name="kinetic-engine", daemon=True)
         self._thread.start()
 
@@ -139,6 +143,12 @@ class Scheduler:
         """Requests in the queue."""
         return len(self._queue)
 
+    @property
+    def free_pages(self) -> int:
+        """Pages that answers may take: those nobody holds, or only the prompt cache."""
+        kept = 0 if self._cache is None else self._cache.spare_pages
+        return self.engine.pages.available + kept
+
     def _pages_for(self, request: Request) -> int:
         """Pages to set aside for a request.
 
@@ -169,15 +179,20 @@ class Scheduler:
                 for answer in self._active:
                     answer.fail(error)
             self._retire()
+        if self._cache is not None:
+            self._cache.close()
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; False once closed and done."""
-        with self._change:
-            while not (self._active or self._queue or self._calls):
+        while True:
+            more = self._cache is not None and self._cache.save_some()
+            with self._change:
+                if self._active or self._queue or self._calls:
+                    return True
                 if self._closing:
                     return False
-                self._change.wait()
-            return True
+                if not more:
+                    self._change.wait()
 
     def _admit(self) -> None:
         while self._calls:
@@ -195,6 +210,8 @@ class Scheduler:
         for answer in begun:
             answer.sequence = self.engine.new_sequence()
             try:
+                if self._cache is not None:
+                    self._cache.restore(answer.sequence, answer.tokens, answer.request.salt)
                 answer.begin(self._drafter(answer.request))
             except Exception as error:
                 answer.fail(error)
@@ -213,7 +230,8 @@ class Scheduler:
         turns, served = [], set()
         for answer in going:
             if answer.left > 1 and budget > 0:
-                done, count = len(answer.sequence), min(answer.left, budget)
+                done = len(answer.sequence)
+                count = min(answer.left, budget, self._to_snapshot(done))
                 tokens = answer.tokens[done : done + count]
                 turns.append(
                     _Turn(answer, Work(answer.sequence, tokens, int(count == answer.left)))
@@ -259,6 +277,7 @@ class Scheduler:
                 answer.ran()
             if turn.draft:
                 answer.sequence.settle(len(answer.tokens) - 1)
+            self._keep(answer)
         except Exception as error:
             answer.fail(error)
 
@@ -267,10 +286,31 @@ class Scheduler:
         for answer in over:
             with self._change:
                 self._active = [a for a in self._active if a is not answer]
+            if self._cache is not None and answer.reason != "error":
+                self._cache.keep(answer.sequence, answer.request.salt)
             answer.sequence.close()
             if DRAFTING not in self.off:
                 self._earlier.add(answer.request.salt, answer.tokens)
             answer.finish()
+
+    # -- what prompts leave behind ---------------------------------------------------------
+    def _to_snapshot(self, done: int) -> int:
+        """Tokens until the next place where a state is recorded."""
+        if self._cache is None or self.engine.states is None:
+            return self.engine.n_ctx
+        return self._cache.interval - done % self._cache.interval
+
+    def _keep(self, answer: Answer) -> None:
+        """Remember a prompt that has just been run, and states where they are recorded."""
+        if self._cache is None or answer.reason is not None:
+            return
+        sequence, length = answer.sequence, len(answer.sequence)
+        if self.engine.states is None:
+            if answer.counts.generated_tokens == 1:
+                self._cache.keep(sequence, answer.request.salt, whole_pages=True)
+        elif length % self._cache.interval == 0 and sequence.slot is not None:
+            states = {length: self.engine.device.read_state(sequence.slot)}
+            self._cache.keep(sequence, answer.request.salt, states, whole_pages=True)
 
     # -- guesses -------------------------------------------------------------------------
     def _drafter(self, request: Request) -> Drafter | None:
@@ -283,7 +323,9 @@ class Scheduler:
     def _drafts(self, decoding: list[Answer], rows: int) -> list[list[int]]:
         """Guesses for each answer, as many as are worth their rows."""
         found = [
-            ([], []) if answer.drafter is None else answer.drafter.draft(answer.room)
+            ([], [])
+            if answer.drafter is None
+            else answer.drafter.draft(min(answer.room, self._to_snapshot(len(answer.sequence)) - 1))
             for answer in decoding
         ]
         if not any(tokens for tokens, _ in found):

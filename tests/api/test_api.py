@@ -75,12 +75,12 @@ def test_two_answers_may_be_read_in_turns(model: Model) -> None:
 
 
 def test_an_answer_that_is_dropped_gives_its_pages_back(model: Model) -> None:
-    before = model.engine.pages.available
+    before = model.scheduler.free_pages
     for _ in range(5):
         answer = model.generate([1, 2, 3], GREEDY)
         next(answer)
         answer.close()
-        assert model.engine.pages.available == before
+        assert model.scheduler.free_pages == before
 
 
 def test_a_full_context_ends_the_answer(model: Model) -> None:
@@ -119,10 +119,10 @@ def test_no_tokens_asked_no_tokens_given(model: Model) -> None:
 def test_prompts_that_cannot_be_run(
     model: Model, prompt: list[int], error: type[Exception], message: str
 ) -> None:
-    before = model.engine.pages.available
+    before = model.scheduler.free_pages
     with pytest.raises(error, match=message):
         list(model.generate(prompt, GREEDY))
-    assert model.engine.pages.available == before
+    assert model.scheduler.free_pages == before
 
 
 @pytest.mark.parametrize(
