@@ -141,6 +141,8 @@ def logits(
     The head is `output.weight`, or the embedding where a file has none (a tied head).
     """
     if cfg.h.pooling():
+        # A head is of no use here, but a file may have one.
+        b.maybe_weight("output.weight", (cfg.n_vocab, cfg.n_embd))
         return pooled(b, norm(b, x, norm_name, cfg), cfg)
     x = norm(b, b.take_outputs(x), norm_name, cfg)
     head = b.maybe_weight("output.weight", (cfg.n_vocab, cfg.n_embd)) or table

@@ -57,8 +57,8 @@ def pages_for(n_ctx: int, max_rows: int, max_outputs: int) -> int:
 
 def normalized(x: Vector) -> Vector:
     """`x` at length 1, by the contract's arithmetic; a vector of zeros stays."""
-    total = ar.chain_sum(x * x, 32)
-    return x if total == 0 else x * ar.rsqrt(np.float32(total))
+    total = ar.chain_sum(np.square(x)[None], 32)
+    return x if total[0] == 0 else x * ar.rsqrt(total)
 
 
 class Embedder:

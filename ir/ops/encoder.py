@@ -135,9 +135,7 @@ def text_attention(
 
 
 @text_attention.meaning
-def _(
-    run: Run, q: F32, k: F32, v: F32, *, scale: float, window: int | None, cache: str
-) -> F32:
+def _(run: Run, q: F32, k: F32, v: F32, *, scale: float, window: int | None, cache: str) -> F32:
     run.write(cache, k, v)
     return _attend_texts(run, q, scale, window, cache)
 
@@ -207,5 +205,5 @@ def _(run: Run, x: F32, *, kind: str) -> F32:
             total = np.zeros(x.shape[1], np.float32)
             for row in mine.tolist():
                 total = total + x[row]
-            out.append(total * ar.recip(np.float32([len(mine)])))
+            out.append(total * ar.recip(np.array([len(mine)], np.float32)))
     return np.array(out, np.float32).reshape(-1, x.shape[1])

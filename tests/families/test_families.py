@@ -15,7 +15,7 @@ from support.golden import check_golden
 from support.tiny_models import ARCHS, Dims, hyper, tensor_shapes, tiny_model
 
 from kinetic.errors import ModelFileError, UnsupportedError
-from kinetic.families import SUPPORTED, build
+from kinetic.families import ENCODERS, SUPPORTED, build
 from kinetic.ir.ggml_types import GGML_TYPES
 from kinetic.ir.gguf import GGUFFile
 from kinetic.ir.graph import CacheSpec, Graph
@@ -76,7 +76,7 @@ def test_the_graph_of_each_family(tmp_path, golden_dir, name):
 
 
 def test_every_supported_architecture_is_tested():
-    assert set(SUPPORTED) == set(ARCHS)
+    assert set(SUPPORTED) == {*ARCHS, *ENCODERS}
 
 
 def test_meta_tells_the_runtime_what_it_needs(tmp_path):
@@ -177,7 +177,7 @@ def test_numbers_print_as_they_were_meant(tmp_path):
     [
         ({"general.architecture": "mamba"}, UnsupportedError, "architecture mamba is not supp"),
         ({"llama.attention.clamp_kqv": 3.0}, UnsupportedError, "attention.clamp_kqv is not known"),
-        ({"llama.pooling_type": 3}, UnsupportedError, "embedding or reranking model"),
+        ({"llama.pooling_type": 9}, ModelFileError, "pooling_type is 9, expected a number from"),
         ({"llama.block_count": None}, ModelFileError, "block_count is missing"),
         ({"llama.block_count": 0}, ModelFileError, "block_count is 0, expected a 32-bit count"),
         ({"llama.block_count": "2"}, ModelFileError, "block_count is string, not an integer"),
