@@ -12,7 +12,7 @@ from pathlib import Path
 from kinetic.errors import ModelFileError, NetworkError
 from kinetic.models.choice import Choice, RemoteFile
 from kinetic.models.hub import Hub, Repository
-from kinetic.models.state import PIECE, State, read_state
+from kinetic.models.state import State, piece_for, read_state
 from kinetic.models.transfer import CONNECTIONS, Progress, Transfer, digest_of
 
 KEEP_FREE = 2 << 30
@@ -34,11 +34,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to fetch. *Units*: `pause` seconds, `piece` bytes."""
+    """How to fetch. *Units*: `pause` seconds, `piece` bytes (None: what suits the file)."""
 
     connections: int = CONNECTIONS
     pause: float = 1.0
-    piece: int = PIECE
+    piece: int | None = None
 
 
 def targets(choice: Choice, folder: Path) -> list[Target]:
@@ -115,7 +115,7 @@ def fetch(
         state = State(
             *(repository.name, repository.revision, file.path, asked, file.size),
             sha256=file.sha256 or file.blob_id,
-            piece=settings.piece,
+            piece=settings.piece or piece_for(file.size),
         )
         before = read_state(part)
         if before is not None and part.exists() and before.is_of(state):

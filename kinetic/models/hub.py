@@ -80,7 +80,7 @@ class Hub:
     def repository(self, name: str) -> Repository:
         """The files of a repository, as of now."""
         check_repo_name(name)
-        read = self._json(f"/api/models/{name}", {"blobs": "true"}, name)
+        read = self._json(f"/api/models/{name}", [("blobs", "true")], name)
         if not isinstance(read, dict) or not isinstance(read.get("siblings"), list):
             raise self._nonsense(name)
         files = tuple(file for file in map(_file, read["siblings"]) if file is not None)
@@ -101,12 +101,12 @@ class Hub:
     def conversions_of(self, name: str, limit: int = 5) -> list[str]:
         """Repositories with GGUF conversions of this one, those downloaded most first."""
         check_repo_name(name)
-        query = {
-            "filter": f"base_model:quantized:{name}",
-            "library": "gguf",
-            "sort": "downloads",
-            "limit": str(limit),
-        }
+        query = [
+            ("filter", f"base_model:quantized:{name}"),
+            ("filter", "gguf"),
+            ("sort", "downloads"),
+            ("limit", str(limit)),
+        ]
         read = self._json("/api/models", query, name)
         if not isinstance(read, list):
             raise self._nonsense(name)
@@ -117,10 +117,10 @@ class Hub:
         """Where the bytes of a file are asked for."""
         return f"{self.endpoint}/{repo}/resolve/{quote(revision, safe='')}/{quote(path)}"
 
-    def _json(self, path: str, query: dict[str, str], repo: str) -> object:
+    def _json(self, path: str, query: list[tuple[str, str]], repo: str) -> object:
         try:
             url, token = self.endpoint + path, self.authorization
-            with self.client.stream("GET", url, params=query, headers=token) as response:
+            with self.client.stream("GET", url, params=tuple(query), headers=token) as response:
                 if response.status_code != 200:
                     raise refusal(response, repo, self)
                 body = bytearray()

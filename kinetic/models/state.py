@@ -14,8 +14,7 @@ import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-PIECE = 8 << 20
-"""Bytes fetched by one request."""
+_SMALLEST_PIECE, _LARGEST_PIECE = 1 << 20, 8 << 20
 _SUFFIX = ".json"
 _MAX_BYTES = 64 << 20
 
@@ -34,7 +33,8 @@ class State:
     """What to give `kinetic pull` to go on."""
     size: int
     sha256: str
-    piece: int = PIECE
+    piece: int
+    """Bytes fetched by one request."""
     etag: str = ""
     arrived: list[int] = field(default_factory=list)
 
@@ -89,6 +89,11 @@ class State:
         new = target.with_name(target.name + ".new")
         new.write_text(json.dumps(asdict(self)), encoding="utf-8")
         os.replace(new, target)
+
+
+def piece_for(size: int) -> int:
+    """Pieces of a file: enough for all connections to have work to the end, none tiny."""
+    return min(max(size // 64, _SMALLEST_PIECE), _LARGEST_PIECE)
 
 
 def read_state(part: Path) -> State | None:
