@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kinetic.cli.parser import CommandParser, name, whole
 from kinetic.cli.terminal import LoadBar, printable, use_utf8, write_out
 from kinetic.errors import UsageError
+
+if TYPE_CHECKING:
+    from kinetic.models.download import Target
 
 
 def build_parser() -> CommandParser:
@@ -121,7 +125,8 @@ def split_name(asked: str) -> tuple[str, str | None]:
     return repo, quant or None
 
 
-def _announce(endpoint: str, repo: str, why: str, wanted, folder: Path) -> None:  # type: ignore[no-untyped-def]
+def _announce(endpoint: str, repo: str, why: str, wanted: list[Target], folder: Path) -> None:
+    """Say what comes from where before it does."""
     from kinetic.cli.table import gib
 
     total = sum(target.file.size for target in wanted)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from kinetic.cli.parser import CommandParser
 from kinetic.cli.terminal import printable, use_utf8, write_out
 from kinetic.errors import UsageError
+
+if TYPE_CHECKING:
+    from kinetic.models.found import FoundModel
 
 
 def build_parser() -> CommandParser:
@@ -46,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _find(typed: str, models):  # type: ignore[no-untyped-def]
+def _find(typed: str, models: list[FoundModel]) -> FoundModel:
     from kinetic.cli.model_path import locate
 
     for model in models:  # unfinished ones too, which `locate` refuses
