@@ -47,9 +47,18 @@ SUPPORTED: dict[str, str] = {
 
 def is_embedding(file: GGUFFile) -> bool:
     """Whether a file is an embedding or reranking model: an encoder, or one with pooling."""
+    return pooling_of(file) is not None
+
+
+def pooling_of(file: GGUFFile) -> str | None:
+    """How an embedding or reranking model pools a text's rows (`rank` for scores), as its
+    metadata says; None for a model that generates text."""
+    from kinetic.families.config import POOLINGS
+
     arch = file.architecture
-    pooling = file.metadata.get(f"{arch}.pooling_type")
-    return arch in ENCODERS or (isinstance(pooling, int) and pooling != 0)
+    found = file.metadata.get(f"{arch}.pooling_type", 0)
+    named = POOLINGS.get(found, "unknown") if isinstance(found, int) and found else None
+    return named or ("mean" if arch in ENCODERS else None)
 
 
 def build(file: GGUFFile) -> Graph:

@@ -12,7 +12,7 @@ from kinetic.families.common import attention_out, embedding, finish, gated_ffn,
 from kinetic.families.config import MOST_WIDE, Config, Rope
 from kinetic.families.encoder import read_encoder
 from kinetic.families.pooling import pooled
-from kinetic.ir.build import Builder
+from kinetic.ir.build import Builder, width
 from kinetic.ir.gguf import GGUFFile
 from kinetic.ir.graph import CacheSpec, Graph, Node
 
@@ -48,15 +48,17 @@ def build(file: GGUFFile) -> Graph:
             y = gated_ffn(b, norm(b, x, "ffn_norm", cfg), cfg, act="gelu_tanh")
             x = b.add(x, norm(b, y, "post_ffw_norm", cfg), "ffn_residual")
     x = pooled(b, norm(b, x, "output_norm", cfg), cfg)  # [R, D]
-    return finish(b, cfg, dense(b, dense(b, x, 2, cfg), 3, cfg), caches)
+    if cfg.h.pooling() != "rank":
+        x = dense(b, dense(b, x, 2, cfg), 3, cfg)
+    return finish(b, cfg, x, caches)
 
 
 def dense(b: Builder, x: Node, number: int, cfg: Config) -> Node:
     """The vectors through `dense_NUMBER`, as they are in a file without it."""
     if not b.has(f"dense_{number}.weight"):
         return x
-    n, k = (
-        cfg.h.count(f"dense_{number}_feat_{end}", cfg.n_embd, most=MOST_WIDE)
-        for end in ("out", "in")
-    )
-    return b.linear(x, b.weight(f"dense_{number}.weight", (n, k)), None, f"dense_{number}")
+    name, k = f"dense_{number}", width(x)
+    if cfg.h.count(f"{name}_feat_in", k, most=MOST_WIDE) != k:
+        raise cfg.h.wrong(f"{name}_feat_in", f"{k}, the width of what comes in")
+    n = cfg.h.count(f"{name}_feat_out", cfg.n_embd, most=MOST_WIDE)
+    return b.linear(x, b.weight(f"{name}.weight", (n, k)), None, name)

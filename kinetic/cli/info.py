@@ -59,6 +59,8 @@ class Info(NamedTuple):
     weights: list[Weights]
     tokenizer: Tokenizer | None
     chat_template_bytes: int | None
+    pooling: str | None = None
+    """How an embedding model pools, `rank` for a reranker; None for one that generates text."""
 
 
 def build_parser() -> CommandParser:
@@ -86,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
 def describe(path: Path, gguf: GGUFFile) -> Info:
     """Collect what the header says."""
     from kinetic.cli.runs import missing
-    from kinetic.families import SUPPORTED
+    from kinetic.families import SUPPORTED, pooling_of
 
     metadata = gguf.metadata
     architecture = _text(metadata, "general.architecture") or "unknown"
@@ -111,6 +113,7 @@ def describe(path: Path, gguf: GGUFFile) -> Info:
         weights=_weights(gguf),
         tokenizer=_tokenizer(metadata),
         chat_template_bytes=None if template is None else len(template.encode()),
+        pooling=pooling_of(gguf) if "general.architecture" in metadata else None,
     )
 
 
@@ -123,6 +126,10 @@ def as_text(info: Info) -> str:
 
     row("name", info.name or "none")
     row("architecture", info.architecture + ("" if info.supported else f" {_NOT_YET}"))
+    if info.pooling == "rank":
+        row("kind", "reranking model (scores, no text)")
+    elif info.pooling is not None:
+        row("kind", f"embedding model, {info.pooling} pooling (vectors, no text)")
     row("size", f"{info.size_bytes / 2**30:.2f} GiB, {info.parameters / 1e9:.2f} B parameters")
     row("context", _or_unknown(info.context_length, " tokens"))
     row("layers", f"{_or_unknown(info.layers)}, width {_or_unknown(info.width)}")
