@@ -124,6 +124,7 @@ class CpuDevice:
         )
         self._caches = {name: self._cache(c) for name, c in program.caches.items()}
         self._states = Mapping(self.n_slots * program.slot_bytes)
+        self._held: object = None
         self._plan = self._bind(program.launches)
 
     # -- loading ---------------------------------------------------------------------
@@ -213,6 +214,7 @@ class CpuDevice:
         for rope in self._ropes:
             rope.reach(int(rows.positions.max()))
         tables = np.array([t.ctypes.data for t in rows.tables], np.int64)
+        self._held = (rows, tables)  # what the step block points at, for `replay`
         self._out_rows[:wanted] = rows.wanted
         step = self._step
         step[abi.STEP_ROWS // 8] = count
@@ -234,9 +236,10 @@ class CpuDevice:
                 self._source.advise_dontneed(name)
 
     def replay(self, first: int, last: int) -> None:
-        """Run launches `first` to `last` of the last step again: a kernel alone, to measure it.
+        """Run launches `first` to `last` of the last step again, to measure them.
 
-        Only for launches that do not read the step's tokens and tables, such as products.
+        Memory is shared out over a step, so only a stretch from its start on reads what it would
+        read there; a kernel alone runs on what lies in its place.
         """
         self._pool.run(self._plan[first:last].copy())
 
