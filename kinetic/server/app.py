@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kinetic.errors import KineticError
-from kinetic.server import anthropic, llama_server, ollama, openai
+from kinetic.server import anthropic, llama_server, ollama, openai, responses, vectors
 from kinetic.server.errors import ApiError, dialect_of, error_response, from_kinetic
 from kinetic.server.reply import ClientGone
 from kinetic.server.security import Guard
@@ -36,6 +36,12 @@ GET: list[tuple[Endpoint, tuple[str, ...]]] = [
 POST: list[tuple[Endpoint, tuple[str, ...]]] = [
     (openai.chat_completions, ("/v1/chat/completions", "/chat/completions")),
     (openai.completions, ("/v1/completions",)),
+    (responses.responses, ("/v1/responses", "/responses")),
+    (vectors.embeddings, ("/v1/embeddings",)),
+    (vectors.rerank, ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking")),
+    (vectors.llama_embedding, ("/embedding", "/embeddings")),
+    (vectors.ollama_embed, ("/api/embed",)),
+    (vectors.ollama_embeddings, ("/api/embeddings",)),
     (anthropic.messages, ("/v1/messages", "/messages")),
     (anthropic.count_tokens, ("/v1/messages/count_tokens", "/messages/count_tokens")),
     (ollama.chat, ("/api/chat",)),

@@ -192,6 +192,7 @@ class Answers:
         Raises: ApiError where the request cannot be served.
         """
         service.refuse_if_stopping()
+        service.need_text_model()
         answers = cls(service, ask)
         service.answers.add(answers)
         try:

@@ -189,19 +189,23 @@ async def completions(request: Request) -> Response:
     asks = await asyncio.to_thread(
         _completion_asks, service, body, salt_of(request, body.cache_salt)
     )
-    if len(asks) > 1:
-        raise ApiError(400, "prompt takes one text a request; send one request a text", "prompt")
-    (ask,) = asks
-    echo = service.model.tokenizer.decode(ask.prompt_ids) if body.echo else ""
-    reply = _Completion(service, body.model, echo)
-    if ask.max_tokens == 0:
-        nothing = [Whole(finish=Finish(0, "length", Counts(len(ask.prompt_ids)), 0))]
-        return json_response(reply.whole(nothing, ask))
-    answers = await Answers.start(service, ask)
+    reply = _Completion(service, body.model, bool(body.echo))
     if body.stream:
+        if len(asks) > 1:
+            raise ApiError(400, "a stream answers one prompt; send one request a prompt", "prompt")
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        answers = await Answers.start(service, asks[0])
         return Stream(answers, _stream(answers, reply, usage), failed)
-    return json_response(reply.whole(await whole(request, answers), ask))
+    choices: list[Json] = []
+    counts: list[list[Counts]] = []
+    for ask in asks:
+        if ask.max_tokens == 0:
+            found = [Whole(finish=Finish(0, "length", Counts(len(ask.prompt_ids)), 0))]
+        else:
+            found = await whole(request, await Answers.start(service, ask))
+        choices += [reply.choice(len(choices) + i, c, ask) for i, c in enumerate(found)]
+        counts.append([c.counts for c in found])
+    return json_response(reply.all(choices, counts))
 
 
 def _completion_asks(service: Service, body: CompletionFields, salt: str) -> list[Ask]:
@@ -284,12 +288,17 @@ class _Reply:
 
     def whole(self, choices: Sequence[Whole], ask: Ask) -> Json:
         """The answer at once."""
+        told = [self.choice(i, c, ask) for i, c in enumerate(choices)]
+        return self.all(told, [[c.counts for c in choices]])
+
+    def all(self, choices: list[Json], counts: Sequence[Sequence[Counts]]) -> Json:
+        """The choices of several prompts."""
         return {
             **self.head,
             "object": self.kind,
-            "choices": [self.choice(i, c, ask) for i, c in enumerate(choices)],
-            "usage": usage([c.counts for c in choices]),
-            "timings": timings(choices[0].counts),
+            "choices": choices,
+            "usage": usage(counts),
+            "timings": timings(counts[0][0]),
         }
 
     def chunk(self, choices: list[Json], **more: object) -> bytes:
@@ -300,7 +309,7 @@ class _Reply:
         """One choice of a whole answer."""
         raise NotImplementedError
 
-    def first(self, index: int) -> Json | None:
+    def first(self, index: int, ask: Ask) -> Json | None:
         """What opens a choice of a stream."""
         return None
 
@@ -337,7 +346,7 @@ class _Chat(_Reply):
             "finish_reason": finish_reason(whole.reason),
         }
 
-    def first(self, index: int) -> Json | None:
+    def first(self, index: int, ask: Ask) -> Json | None:
         return self._delta(index, {"role": "assistant", "content": ""})
 
     def piece(self, piece: Piece, ask: Ask) -> Json | None:
@@ -382,21 +391,24 @@ class _Chat(_Reply):
 class _Completion(_Reply):
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, service: Service, model: str | None, echo: str = "") -> None:
+    def __init__(self, service: Service, model: str | None, echo: bool = False) -> None:
         super().__init__(service, model)
-        self._echo = echo
+        self._with_echo = echo
         self._offsets: dict[int, int] = {}
 
     def choice(self, index: int, whole: Whole, ask: Ask) -> Json:
         return {
             "index": index,
-            "text": self._echo + whole.text,
+            "text": self._echo(ask) + whole.text,
             "logprobs": self._logprobs(index, whole.tokens, ask),
             "finish_reason": finish_reason(whole.reason),
         }
 
-    def first(self, index: int) -> Json | None:
-        return self._text(index, self._echo, None) if self._echo else None
+    def first(self, index: int, ask: Ask) -> Json | None:
+        return self._text(index, self._echo(ask), None) if self._with_echo else None
+
+    def _echo(self, ask: Ask) -> str:
+        return self.service.model.tokenizer.decode(ask.prompt_ids) if self._with_echo else ""
 
     def piece(self, piece: Piece, ask: Ask) -> Json | None:
         text = piece.what.text if isinstance(piece.what, Text | Reasoning) else ""
@@ -415,7 +427,7 @@ class _Completion(_Reply):
         if ask.logprobs is None:
             return None
         spell = self.service.model.tokenizer.token_bytes
-        at = self._offsets.get(index, len(self._echo))
+        at = self._offsets.get(index, len(self._echo(ask)))
         out: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token in tokens:
             text = spell(token.id).decode("utf-8", "replace")
@@ -438,7 +450,7 @@ async def _stream(answers: Answers, reply: _Reply, with_usage: bool) -> AsyncIte
     ask = answers.ask
     counts: list[Counts] = []
     for i in range(ask.n):
-        if (first := reply.first(i)) is not None:
+        if (first := reply.first(i, ask)) is not None:
             yield reply.chunk([first])
     async for event in answers:
         if isinstance(event, Piece):
@@ -452,7 +464,7 @@ async def _stream(answers: Answers, reply: _Reply, with_usage: bool) -> AsyncIte
         elif isinstance(event, Quiet):
             yield KEEP_ALIVE
     if with_usage:
-        yield reply.chunk([], usage=usage(counts))
+        yield reply.chunk([], usage=usage([counts]))
     yield DONE
 
 
@@ -466,15 +478,15 @@ def finish_reason(reason: str) -> str:
     return "stop" if reason == "cancelled" else reason
 
 
-def usage(counts: Sequence[Counts]) -> Json:
-    """The token counts of an answer; the prompt of several choices counts once."""
-    prompt = counts[0].prompt_tokens
-    generated = sum(c.generated_tokens for c in counts)
+def usage(counts: Sequence[Sequence[Counts]]) -> Json:
+    """The token counts of some prompts; the prompt of several choices counts once."""
+    prompt = sum(choices[0].prompt_tokens for choices in counts)
+    generated = sum(c.generated_tokens for choices in counts for c in choices)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": counts[0].cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": sum(c[0].cached_tokens for c in counts)},
     }
 
 

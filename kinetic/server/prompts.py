@@ -40,6 +40,7 @@ class Conversation:
 
 def need_template(service: Service) -> None:
     """Raises: ApiError where the model has no chat template."""
+    service.need_text_model()
     if service.model.chat_template is None:
         raise ApiError(
             400,

@@ -74,6 +74,14 @@ def listen(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
+class _Connection(TCPServer):
+    """A connection that is over as soon as the client has closed it, not when it times out."""
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        await self.idle_task.stop()
+
+
 class Server:
     """One model on some sockets, until it is told to stop."""
 
@@ -141,7 +149,7 @@ class Server:
             _limit_stalls(writer)
             loop = asyncio.get_running_loop()
             state: dict[str, Any] = {}
-            await TCPServer(self._app, loop, self._config, self._context, state, reader, writer)
+            await _Connection(self._app, loop, self._config, self._context, state, reader, writer)
         except asyncio.CancelledError:
             writer.transport.abort()
         except Exception:

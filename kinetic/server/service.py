@@ -72,6 +72,21 @@ class Service:
         """How many tokens the model tells apart."""
         return self.model.graph.meta.n_vocab
 
+    def need_text_model(self) -> None:
+        """Raises: ApiError (400) where the model generates no text."""
+        if self.model.pooling is not None:
+            path = "/v1/rerank" if self.model.pooling == "rank" else "/v1/embeddings"
+            raise ApiError(400, f"this model generates no text; it is served at {path}")
+
+    def need_pooling(self, *, rank: bool) -> None:
+        """Raises: ApiError (400) where the model makes no vectors, or no scores."""
+        pooling = self.model.pooling
+        if pooling is None:
+            raise ApiError(400, "this model generates text; it is served at /v1/chat/completions")
+        if rank != (pooling == "rank"):
+            path = "/v1/embeddings" if rank else "/v1/rerank"
+            raise ApiError(400, f"this model is served at {path}")
+
     def refuse_if_stopping(self) -> None:
         """Raises: ApiError (503) once the server is being stopped."""
         if self.stopping:
