@@ -99,6 +99,7 @@ def test_json_is_one_object_with_the_same_facts(kinetic, model):
             "supported": True,
         },
         "chat_template_bytes": 10,
+        "pooling": None,
     }
 
 

@@ -84,7 +84,7 @@ def test_a_decoder_that_scales_its_outputs_has_no_embedding(tmp_path: Path) -> N
     """The scale belongs to logits; silently taking it along would be another vector."""
     size = {"n_embd": 64, "n_ff": 96, "head_dim": 16, "n_vocab": 288, "formats": "F32"}
     path = tiny_model("granite", tmp_path / "m.gguf", metadata={"granite.pooling_type": 3}, **size)
-    with pytest.raises(UnsupportedError, match="granite.pooling_type is set: embeddings of a"):
+    with pytest.raises(UnsupportedError, match=r"granite\.pooling_type is set: embeddings of a"):
         graph_of(path)
 
 
@@ -128,3 +128,13 @@ def test_any_settings_build_or_fail_in_one_sentence(
         verify(graph_of(write_gguf(tmp_path / "m.gguf", found, tensors)))
     except (ModelFileError, UnsupportedError) as error:  # nothing else: it is the file's fault
         assert "\n" not in str(error)
+
+
+def test_info_says_what_it_is(tmp_path: Path) -> None:
+    from kinetic.cli.info import as_text, describe
+
+    for pooling, words in ((1, "embedding model, mean pooling"), (RANK, "reranking model")):
+        path = tiny_encoder("bert", tmp_path / "m.gguf", pooling=pooling)
+        with GGUFFile.open(path) as file:
+            text = as_text(describe(path, file))
+        assert words in text and "runs           yes" in text
