@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kinetic.errors import KineticError
-from kinetic.server import anthropic, llama_server, ollama, openai, responses, vectors
+from kinetic.server import anthropic, llama_server, ollama, openai, page, responses, vectors
 from kinetic.server.errors import ApiError, dialect_of, error_response, from_kinetic
 from kinetic.server.reply import ClientGone
 from kinetic.server.security import Guard
@@ -23,6 +23,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 log = logging.getLogger("kinetic.server")
 
 GET: list[tuple[Endpoint, tuple[str, ...]]] = [
+    (page.page, ("/",)),
     (openai.health, ("/health", "/v1/health")),
     (openai.models, ("/v1/models", "/models")),
     (openai.one_model, ("/v1/models/{id:path}", "/models/{id:path}")),
