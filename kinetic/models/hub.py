@@ -189,6 +189,11 @@ def refusal(response: httpx2.Response, repo: str, hub: Hub) -> NetworkError:
 def unreachable(error: httpx2.HTTPError, hub: Hub) -> NetworkError:
     """The error of a connection that did not come about or broke."""
     reason = str(error) or type(error).__name__
+    if "certificate" in reason.lower():
+        return NetworkError(
+            f"cannot reach {hub.host}: {reason}; if the network has certificates of its own, set "
+            "SSL_CERT_FILE to their file."
+        )
     return NetworkError(
         f"cannot reach {hub.host}: {reason}; check the network connection, HTTPS_PROXY and "
         "HF_ENDPOINT, and repeat the command."

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -301,6 +302,25 @@ def test_dl_05_a_proxy_is_used_where_one_is_set(tmp_path, monkeypatch):
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         with FakeHub({REPO: FILES}) as server:
             assert pull(server, tmp_path).read_bytes() == DATA
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_dl_05_a_certificate_of_ones_own(tmp_path, monkeypatch):
+    certificate = tmp_path / "own.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-out", certificate, "-keyout", certificate.with_suffix(".key")),
+        ],
+        capture_output=True,
+        check=True,
+    )
+    with FakeHub({REPO: FILES}, certificate=certificate) as server:
+        with pytest.raises(NetworkError, match=r"cannot reach .*certificate.*SSL_CERT_FILE"):
+            pull(server, tmp_path / "m")
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert pull(server, tmp_path / "m").read_bytes() == DATA
 
 
 @pytest.mark.parametrize("name", ["repo", "a/b/c", "../x", "org/", "org/..", "o rg/x", "-o/x", ""])

@@ -12,10 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import ssl
 import threading
 import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -70,6 +72,8 @@ class FakeHub:
     extra: dict[str, object] = field(default_factory=dict)
     """More fields of a repository's description."""
     conversions: list[str] = field(default_factory=list)
+    certificate: Path | None = None
+    """Speak TLS with this certificate; the key lies beside it as `.key`."""
     requests: list[Request] = field(default_factory=list)
 
     def __enter__(self) -> Self:
@@ -90,7 +94,12 @@ class FakeHub:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        scheme = "http"
+        if self.certificate is not None:
+            scheme, context = "https", ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self.certificate, self.certificate.with_suffix(".key"))
+            self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
+        self.url = f"{scheme}://127.0.0.1:{self.server.server_address[1]}"
         # Another name of this machine, so that a redirect there goes to another host.
         self.other_url = self.url.replace("127.0.0.1", "localhost")
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True)
