@@ -146,7 +146,9 @@ class Embedder:
         if len(whole[1]) == len(plain[1]):
             return plain[0] + plain[1]
         starts = tok.bos_id is not None and whole[1][0] == tok.bos_id
-        return whole[0] + whole[1][1:] if starts else whole[0] + whole[1]
+        # XLM-RoBERTa's pairs have two separators in between.
+        twice = whole[0][-1:] if tok.kind == "t5" and starts else []
+        return [*whole[0], *twice, *whole[1][1:]] if starts else whole[0] + whole[1]
 
     def _score(self, scores: Vector, raw: bool) -> float:
         """One number: the share of `yes` among several labels, or one logit as a chance."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kinetic.ir.gguf import GGUFFile
 
 _NOT_YET = "(not supported yet)"
-_TOKENIZERS = ("gpt2", "gemma4", "llama", "bert")
+_TOKENIZERS = ("gpt2", "gemma4", "llama", "bert", "t5")
 
 
 class Weights(NamedTuple):

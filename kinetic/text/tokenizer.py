@@ -12,7 +12,9 @@ import functools
 import re
 import threading
 from collections.abc import Collection, Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
+
+import numpy as np
 
 from kinetic.errors import UnsupportedError
 from kinetic.text.bpe import BpeModel, byte_values, merges_of
@@ -20,10 +22,12 @@ from kinetic.text.detokenizer import StreamDecoder, clean_up_spaces
 from kinetic.text.pretokenizers import Rules, rules_for
 from kinetic.text.special_tokens import Span, SpecialToken, SpecialTokens
 from kinetic.text.spm import SpmModel
+from kinetic.text.ugm import UgmModel
 from kinetic.text.vocab import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Metadata, Vocab
 from kinetic.text.wpm import WpmModel
 
 _SPACE = "\u2581".encode()
+_CHARSMAP = "tokenizer.ggml.precompiled_charsmap"
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _CACHED_TOKENS = 1 << 16
 
@@ -88,9 +92,18 @@ class Tokenizer:
             if unknown is None:
                 unknown = self._id_in_range(100)
             return WpmModel(vocab, unknown, lower, strip)
+        if self.kind == "t5":
+            unknown = vocab.special_id("unknown_token_id")
+            return UgmModel(
+                vocab,
+                cast("np.ndarray | None", gguf.get_array(_CHARSMAP, None)),
+                self._id_in_range(2) if unknown is None else unknown,
+                space_prefix=self._space_prefix,
+                merge_spaces=gguf.get_bool("tokenizer.ggml.remove_extra_whitespaces", False),
+            )
         raise UnsupportedError(
             f'tokenizer model "{self.kind}" is not supported yet; '
-            "gpt2, gemma4, llama and bert vocabularies are"
+            "gpt2, gemma4, llama, bert and t5 vocabularies are"
         )
 
     def _defaults(self) -> tuple[bool, bool, int | None, int | None]:
@@ -99,6 +112,8 @@ class Tokenizer:
             return True, False, self._id_in_range(1), self._id_in_range(2)
         if self.kind == "bert":
             return True, False, self._id_in_range(101), None
+        if self.kind == "t5":
+            return False, True, None, self._id_in_range(1)
         assert self._rules is not None
         bos = self._id_in_range(11) if self._rules.add_bos and self.kind == "gpt2" else None
         return self._rules.add_bos, False, bos, None
