@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 from kinetic.runtime.drafting.sources import Source
 
-MAX_DRAFT = 24
+MAX_DRAFT = 31
 """Guesses run at once, at most."""
 _BUCKETS = (0, 1, 2, 3, 4, 4, 5, 5, 5, 6, 6, 6, 6, 6, 6, 6, 7)
 """Bucket of a match of 0, 1, 2, ... tokens; the last one is of that many and more."""
-_PRIOR = (0.3, 0.3, 0.3, 0.4, 0.6, 0.75, 0.85, 0.95)
+_PRIOR = (0.2, 0.2, 0.2, 0.35, 0.55, 0.75, 0.85, 0.95)
 """What a bucket's chance is before anything is known of this text."""
 _WEIGHT = 4.0
 """Guesses that the prior counts for."""

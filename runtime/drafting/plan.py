@@ -7,40 +7,46 @@ from collections.abc import Sequence
 import numpy as np
 
 _KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
-_RATIOS = (1.0, 1.2, 1.35, 1.5, 1.8, 2.1, 2.8, 3.4, 4.7, 6.0, 8.6, 11.0, 22.0, 43.0, 85.0)
+_RATIOS = (1.0, 1.2, 1.3, 1.4, 1.5, 1.65, 2.0, 2.3, 3.0, 3.5, 4.5, 5.5, 10.5, 20.0, 40.0)
 """What steps of so many rows take, a step of one row being 1, until they have been seen."""
-_NEW = 0.15
-"""What the newest observation counts for."""
+_LEVEL, _SHAPE = 0.3, 0.1
+"""What the newest observation counts for: in how fast the machine is just now, and in what so
+many rows cost beside others."""
+_WIDEST = 4.0
+"""One observation is not believed further than this from what was expected."""
 
 
 class StepCost:
-    """Seconds a step takes by its number of rows, measured as steps run."""
+    """What a step costs by its number of rows, a step of one row costing about 1.
+
+    Other programs slow everything down for a while, so a step is compared with those just
+    before it: what is learned is the shape of the curve.
+    """
 
     def __init__(self) -> None:
-        self._seconds: list[float | None] = [None] * len(_KNOTS)
+        self._level: float | None = None
+        self._shape: list[float | None] = [None] * len(_KNOTS)
         self._curve = list(_RATIOS)
 
     def observe(self, rows: int, seconds: float) -> None:
         """A step of so many rows took so long."""
         i = min(range(len(_KNOTS)), key=lambda k: abs(_KNOTS[k] - rows))
-        if _KNOTS[i] != rows:
-            seconds *= _RATIOS[i] / _between(_RATIOS, rows)
-        old = self._seconds[i]
-        # One slow step (another program, a page fault) should not count for much.
-        seen = seconds if old is None else old + _NEW * (min(seconds, 2 * old) - old)
-        self._seconds[i] = seen
+        unit = seconds / _between(_RATIOS, rows)
+        level = self._level or unit
+        apart = min(_WIDEST, max(1 / _WIDEST, unit / level))
+        self._level = level * (1 + _LEVEL * (apart - 1))
+        old = self._shape[i] or 1.0
+        self._shape[i] = old + _SHAPE * (apart - old)
         self._fit()
 
     def _fit(self) -> None:
         """The curve through what was seen; between and beyond, the ratios scaled alike."""
-        seen = [i for i, seconds in enumerate(self._seconds) if seconds is not None]
-        scales = np.interp(
-            range(len(_KNOTS)), seen, [(self._seconds[i] or 0) / _RATIOS[i] for i in seen]
-        )
+        seen = [i for i, shape in enumerate(self._shape) if shape is not None]
+        scales = np.interp(range(len(_KNOTS)), seen, [self._shape[i] or 1.0 for i in seen])
         self._curve = np.maximum.accumulate(scales * _RATIOS).tolist()
 
     def __call__(self, rows: int) -> float:
-        """Seconds that a step of so many rows should take (of any unit before the first)."""
+        """What a step of so many rows should cost."""
         return _between(self._curve, rows)
 
 

@@ -166,16 +166,16 @@ def test_sure_guesses_are_run_and_unlikely_ones_are_not() -> None:
 
 
 def test_costs_are_learned() -> None:
-    cost = StepCost()
-    for _ in range(50):
-        for rows in (1, 2, 5, 9, 16):
-            cost.observe(rows, 0.01 * rows)  # nothing gained by sharing a step
-    assert cost(1) == pytest.approx(0.01, rel=0.1) and cost(16) == pytest.approx(0.16, rel=0.1)
-    assert draft_lengths([[0.9, 0.8, 0.7]], 1, cost, 24) == [0]
-    for _ in range(50):
-        for rows in (1, 2, 5, 9, 16):
-            cost.observe(rows, 0.01)  # rows are free
-    assert draft_lengths([[0.9, 0.8, 0.7]], 1, cost, 24) == [3]
+    cost, noise = StepCost(), random.Random(2)
+    for _ in range(100):
+        for rows in (1, 2, 3, 4, 8, 16):  # nothing gained by sharing a step
+            cost.observe(rows, 0.01 * rows * noise.choice((1, 1, 1, 3)))
+    assert cost(16) > 8 * cost(1) and cost(4) > 2.2 * cost(1)
+    assert draft_lengths([[0.4, 0.2, 0.1]], 1, cost, 24) == [0]
+    for _ in range(100):
+        for rows in (1, 2, 3, 4, 8, 16):  # rows are free
+            cost.observe(rows, 0.01 * noise.choice((1, 1, 1, 3)))
+    assert draft_lengths([[0.9, 0.6, 0.3]], 1, cost, 24) == [3]
     assert all(cost(n) <= cost(n + 1) for n in range(1, 600))
 
 
@@ -249,6 +249,7 @@ def test_a_seeded_answer_is_the_same_with_guesses(
 def test_guesses_are_run_and_save_steps(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny model's greedy answer soon repeats itself."""
     prompt, heard, steps = random_tokens(20), Heard(), []
+    monkeypatch.setattr(StepCost, "observe", lambda *_: None)  # the machine is busy at times
     expected = plain(engine, prompt, GREEDY, max_tokens=200)
     real = engine.step
 
