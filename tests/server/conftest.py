@@ -140,7 +140,8 @@ def serving() -> Iterator[Serve]:
 
     yield serve
     for server, loop, thread in running:
-        loop.call_soon_threadsafe(server.stop)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(server.stop)
         thread.join(10)
         assert not thread.is_alive()
 

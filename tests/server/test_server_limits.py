@@ -212,6 +212,7 @@ def test_a_graceful_stop_lets_answers_end(serving, tiny, tiny_path, slow_steps):
     asking.start()
     until(lambda: client.service.slots.busy == 1)
     idle = socket.create_connection(("127.0.0.1", client.port), timeout=10)
+    until(lambda: len(client.server._connections) == 2)
     stop(client)
     asking.join(20)
     assert found[0].status == 200
