@@ -3,14 +3,15 @@
 
     python3 scripts/fit_vs_bench.py model.gguf -r 8
 
-Run it with the project's own Python, with no other program running. Reading memory and decoding
-take turns, and the best of each counts: what disturbs a round only ever slows it.
+Run it with the project's own Python, with no other program running: decoding threads wait for
+each other and lose far more to a busy machine than reading does. Both take turns; medians count.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from statistics import median
 
 from kinetic.api import Model
 from kinetic.ir.gguf_split import open_model
@@ -31,11 +32,12 @@ def main() -> int:
     with open_model(options.model) as gguf:
         per_token = cost_of(gguf).per_token
     model = Model.load(options.model, ctx_size=512)
-    bandwidth = measured = 0.0
+    reads, decodes = [], []
     for _ in range(options.repetitions):
-        bandwidth = max(bandwidth, read_speed(model.threads))
-        measured = max(measured, TOKENS / model.bench_decode(TOKENS))
+        reads.append(read_speed(model.threads))
+        decodes.append(TOKENS / model.bench_decode(TOKENS))
     model.close()
+    bandwidth, measured = median(reads), median(decodes)
     low, high = expected_speed(per_token, bandwidth)
     middle = (low + high) / 2
     print(
