@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kinetic.errors import ModelFileError, UsageError
+from kinetic.ir.gguf_parts import part_name
 from kinetic.models.found import (
     SUFFIXES,
     FoundModel,
@@ -32,8 +33,7 @@ def locate(typed: str) -> FoundModel:
         raise UsageError("the model's name is empty; give a file, as in kinetic run model.gguf.")
     path = Path(typed).expanduser()
     if path.is_file():
-        stem = stem_of(path.name)
-        return FoundModel(stem, path, "", size_of(path), projector=projector_for(stem, path.parent))
+        return _file(path)
     if path.is_dir():
         names = _gguf_names(path)
         has = f"it holds {_listed(names)}" if names else "there is no .gguf file in it"
@@ -41,6 +41,16 @@ def locate(typed: str) -> FoundModel:
     if path.exists():
         raise ModelFileError(f"{typed} is not a regular file; name a .gguf file.")
     return _installed(typed, path)
+
+
+def _file(path: Path) -> FoundModel:
+    """A model given by its path, with the other parts of a split one."""
+    stem, part = stem_of(path.name), part_name(path.name)
+    names = part.all() if part is not None else []
+    parts = tuple(p for p in map(path.with_name, names) if p.is_file())
+    size = sum(map(size_of, parts or (path,)))
+    projector = projector_for(stem, path.parent)
+    return FoundModel(stem, path, "", size, parts=parts, projector=projector)
 
 
 def _installed(typed: str, path: Path) -> FoundModel:

@@ -52,11 +52,14 @@ def run(options: argparse.Namespace) -> int:
 
 def _find(typed: str, models: list[FoundModel]) -> FoundModel:
     from kinetic.cli.model_path import locate
+    from kinetic.models.found import SUFFIXES
 
     for model in models:  # unfinished ones too, which `locate` refuses
         if typed.lower() in map(str.lower, model.names) or typed == str(model.path):
             return model
     found = locate(typed)
+    if found.path.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"{typed} is no model file; delete it with the system's own command.")
     same = [m for m in models if m.path.absolute() == found.path.absolute()]
     return same[0] if same else found
 

@@ -183,6 +183,19 @@ def test_rm_takes_an_unfinished_download_and_its_state(kinetic, home):
     assert not part.exists()
 
 
+def test_rm_by_path_takes_all_parts_and_only_models(kinetic, home):
+    parts = [home / f"big-{no:05}-of-00002.gguf" for no in (1, 2)]
+    for part in parts:
+        part.write_bytes(b"x")
+    letter = home / "letter.txt"
+    letter.write_text("dear")
+    assert kinetic("rm", "--yes", parts[1]).returncode == 0
+    assert not any(part.exists() for part in parts)
+    done = kinetic("rm", "--yes", letter)
+    assert (done.returncode, letter.exists()) == (2, True)
+    assert "no model file" in done.stderr
+
+
 # pull and can-run --------------------------------------------------------------------------
 
 
