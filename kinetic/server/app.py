@@ -13,7 +13,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kinetic.errors import KineticError
-from kinetic.server import anthropic, llama_server, ollama, openai, page, responses, vectors
+from kinetic.server import (
+    anthropic,
+    llama_server,
+    ollama,
+    openai,
+    openapi,
+    page,
+    responses,
+    vectors,
+)
 from kinetic.server.errors import ApiError, dialect_of, error_response, from_kinetic
 from kinetic.server.reply import ClientGone
 from kinetic.server.security import Guard
@@ -24,6 +33,7 @@ log = logging.getLogger("kinetic.server")
 
 GET: list[tuple[Endpoint, tuple[str, ...]]] = [
     (page.page, ("/",)),
+    (openapi.describe, ("/openapi.json",)),
     (openai.health, ("/health", "/v1/health")),
     (openai.models, ("/v1/models", "/models")),
     (openai.one_model, ("/v1/models/{id:path}", "/models/{id:path}")),
@@ -37,6 +47,7 @@ GET: list[tuple[Endpoint, tuple[str, ...]]] = [
 POST: list[tuple[Endpoint, tuple[str, ...]]] = [
     (openai.chat_completions, ("/v1/chat/completions", "/chat/completions")),
     (openai.completions, ("/v1/completions",)),
+    (openai.prefill, ("/v1/prefill", "/prefill")),
     (responses.responses, ("/v1/responses", "/responses")),
     (vectors.embeddings, ("/v1/embeddings",)),
     (vectors.rerank, ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking")),

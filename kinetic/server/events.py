@@ -186,14 +186,17 @@ class Answers:
         self.record = service.slots.open(ask)
 
     @classmethod
-    async def start(cls, service: Service, ask: Ask) -> Answers:
-        """Begin the answers.
+    async def start(cls, service: Service, ask: Ask, *, ahead: bool = False) -> Answers:
+        """Begin the answers; one that runs `ahead` makes way for any other.
 
         Raises: ApiError where the request cannot be served.
         """
         service.refuse_if_stopping()
         service.need_text_model()
+        if service.ahead is not None:
+            service.ahead.close()
         answers = cls(service, ask)
+        service.ahead = answers if ahead else None
         service.answers.add(answers)
         try:
             for i in range(ask.n):

@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from kinetic._version import __version__
 from kinetic.server.asks import Ask
-from kinetic.server.body import read, read_bytes, service_of
+from kinetic.server.body import read, service_of
 from kinetic.server.errors import ApiError, error_body
 from kinetic.server.events import Answers, Call, Finish, Piece, Quiet, Whole
 from kinetic.server.fields import (
@@ -85,6 +85,14 @@ class GenerateBody(_Common, kw_only=True):
     raw: bool | None = None
 
 
+class ShowBody(Struct, kw_only=True):
+    """The body of /api/show."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None
+
+
 # Models. -----------------------------------------------------------------------------------
 
 
@@ -110,7 +118,7 @@ async def running(request: Request) -> Response:
 async def show(request: Request) -> Response:
     """POST /api/show."""
     service = service_of(request)
-    await read_bytes(request)
+    await read(request, ShowBody)
     template = service.model.chat_template
     source = template.source if template is not None else ""
     info = {key: _plain(value) for key, value in service.model.file.metadata.items()}

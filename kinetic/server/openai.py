@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
@@ -180,6 +181,41 @@ def chat_shape(service: Service, body: ChatFields) -> tuple[Prompt, Shape]:
         **response_format_shape(body.response_format),
     )
     return chat_prompt(service, talk), shape
+
+
+async def prefill(request: Request) -> Response:
+    """POST /v1/prefill: run what will stay of a prompt that is still being written."""
+    service = service_of(request)
+    body = await read(request, ChatFields)
+    salt = salt_of(request, body.cache_salt)
+    ask = await asyncio.to_thread(_prefill_ask, service, body, salt)
+    if ask is None:
+        return json_response({"object": "prefill", "cached_tokens": 0})
+    answers = await Answers.start(service, ask, ahead=True)
+    (done,) = await whole(request, answers)
+    ran = done.reason != "cancelled"
+    cached = len(ask.prompt_ids) if ran else done.counts.cached_tokens
+    return json_response({"object": "prefill", "cached_tokens": cached})
+
+
+def _prefill_ask(service: Service, body: ChatFields, salt: str) -> Ask | None:
+    """The part of the prompt that does not depend on how the last word goes on."""
+    if not body.messages:
+        raise ApiError(400, "messages is empty; give at least one message", "messages")
+    prompt, _ = chat_shape(service, body)
+    *before, last = body.messages
+    text = last.get("content")
+    cut = text.rstrip().rpartition(" ")[0] if isinstance(text, str) else ""
+    changed = [*before, {**last, "content": cut + "\u2026\u2026"}]
+    other, _ = chat_shape(service, msgspec.structs.replace(body, messages=changed))
+    same = 0
+    for one, two in zip(prompt.ids, other.ids, strict=False):
+        if one != two:
+            break
+        same += 1
+    check_length(prompt.ids, service)
+    ids = prompt.ids[:same]
+    return Ask(ids, service.defaults, max_tokens=1, salt=salt) if ids else None
 
 
 async def completions(request: Request) -> Response:

@@ -60,6 +60,7 @@ class Service:
         self.metrics = Metrics()
         self.slots = Slots(self.options.parallel)
         self.answers: set[Answers] = set()
+        self.ahead: Answers | None = None
         self.stopping = False
 
     @property
