@@ -162,6 +162,7 @@ def compile_graph(
         vectors=tuple(plan.vectors.values()),
         caches=plan.caches,
         states=plan.states,
+        hidden=next((n.get("width", int) for n in graph if n.op == "hidden"), 0),
         tables=tuple(plan.tables),
         outputs=plan.outputs,
         arena_bytes=plan.arena_bytes,

@@ -44,6 +44,9 @@ SUPPORTED: dict[str, str] = {
 }
 """The module of each architecture, by the file's `general.architecture`."""
 
+DRAFTING = ("qwen35", "qwen35moe")
+"""Families whose files may hold a block that predicts a further token."""
+
 
 def is_embedding(file: GGUFFile) -> bool:
     """Whether a file is an embedding or reranking model: an encoder, or one with pooling."""
@@ -74,4 +77,15 @@ def build(file: GGUFFile) -> Graph:
             f"supported are {', '.join(SUPPORTED)}"
         )
     graph: Graph = import_module(SUPPORTED[arch]).build(file)
+    return graph
+
+
+def build_draft(file: GGUFFile) -> Graph | None:
+    """The graph of the file's own drafting block (multi-token prediction), None without one.
+
+    Raises: UnsupportedError, ModelFileError.
+    """
+    if file.architecture not in DRAFTING:
+        return None
+    graph: Graph | None = import_module(SUPPORTED[file.architecture]).build_draft(file)
     return graph

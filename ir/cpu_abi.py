@@ -45,6 +45,8 @@ STEP_STATE_OUT = 64
 """Pointer to i32[T]: the slot that keeps the state after a row, or `NOT_KEPT`."""
 STEP_LAST = 72
 """Pointer to i32[T]: the position of the last row of each row's text, in models of whole texts."""
+STEP_HIDDEN = 80
+"""Pointer to f32[T, D]: the vectors that come with the rows of a drafting block."""
 STEP_SIZE = 128
 
 CONTINUE = -1

@@ -155,6 +155,8 @@ class Program:
     """Puts the machine code into this process; kernel addresses by name."""
     states: Mapping[str, StateLayout] = field(default_factory=dict)
     """Recurrent layers; one slot holds the states of all of them."""
+    hidden: int = 0
+    """Values of the vector that comes with each row, 0 where none does."""
     whole_texts: bool = False
     """A step takes each sequence whole and in order: rows see, or are pooled with, later ones."""
     n_positions: int | None = None

@@ -26,7 +26,8 @@ class Rows:
     *Shapes*: `tokens`, `positions` int32 [T]; `slots` int64 [T], page number times the
     page size plus the place in the page; `tables` one int32 page table a row (rows of a
     sequence share one array); `wanted` int32 [R], ascending row numbers; `state_in`,
-    `state_out` int32 [T], empty where the program has no states.
+    `state_out` int32 [T], empty where the program has no states; `hidden` float32 [T, D], the
+    vectors that a drafting block reads besides the tokens.
 
     `state_in` is a slot of state, `CONTINUE` (the state after the row before this one in the
     step) or `FRESH` (zeros); `state_out` a slot or `NOT_KEPT` (`ir/cpu_abi.py`). Rows are
@@ -40,6 +41,7 @@ class Rows:
     wanted: npt.NDArray[np.int32]
     state_in: npt.NDArray[np.int32] = field(default_factory=_none)
     state_out: npt.NDArray[np.int32] = field(default_factory=_none)
+    hidden: npt.NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -1,6 +1,6 @@
 """Every op of the IR: `OPS["rms_norm"]` is its declaration; `doc_table()` its page."""
 
-from kinetic.ir.ops import encoder, lowered, model, recurrent
+from kinetic.ir.ops import draft, encoder, lowered, model, recurrent
 from kinetic.ir.ops.spec import LEVELS, OPS, OpSpec, RuleError, op
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "OpSpec",
     "RuleError",
     "doc_table",
+    "draft",
     "encoder",
     "lowered",
     "model",

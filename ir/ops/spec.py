@@ -83,12 +83,14 @@ class Routing:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of one step. `wanted` marks those whose outputs the caller reads."""
+    """The rows of one step. `wanted` marks those whose outputs the caller reads; `hidden` are the
+    vectors `[T, D]` that come with the rows of a drafting block."""
 
     tokens: npt.NDArray[np.int32]
     sequences: npt.NDArray[np.int32]
     positions: npt.NDArray[np.int32]
     wanted: npt.NDArray[np.bool_]
+    hidden: F32 | None = None
 
 
 class Run(Protocol):

@@ -33,6 +33,7 @@ _LARGE_STEP = 256
 _TABLE_ROWS = 1024
 """Positions by which a rope table grows."""
 
+_NOTHING: npt.NDArray[np.float32] = np.zeros(0, np.float32)
 N_SLOTS = 8
 """Recurrent states unless the caller says otherwise."""
 
@@ -211,10 +212,11 @@ class CpuDevice:
             )
         if program.states:
             self._check_states(rows)
+        hidden = self._hidden(rows)
         for rope in self._ropes:
             rope.reach(int(rows.positions.max()))
         tables = np.array([t.ctypes.data for t in rows.tables], np.int64)
-        self._held = (rows, tables)  # what the step block points at, for `replay`
+        self._held = (rows, tables, hidden)  # what the step block points at, for `replay`
         self._out_rows[:wanted] = rows.wanted
         step = self._step
         step[abi.STEP_ROWS // 8] = count
@@ -226,6 +228,7 @@ class CpuDevice:
         step[abi.STEP_OUT_ROWS // 8] = self._out_rows.ctypes.data
         step[abi.STEP_STATE_IN // 8] = rows.state_in.ctypes.data
         step[abi.STEP_STATE_OUT // 8] = rows.state_out.ctypes.data
+        step[abi.STEP_HIDDEN // 8] = hidden.ctypes.data
         if program.whole_texts:
             last = _last_positions(rows.positions)  # lives until the step is done
             step[abi.STEP_LAST // 8] = last.ctypes.data
@@ -276,6 +279,15 @@ class CpuDevice:
         """Make a page hold what another one does, in all caches."""
         for old, new in zip(self._parts(source), self._parts(target), strict=True):
             new[:] = old
+
+    def _hidden(self, rows: Rows) -> npt.NDArray[np.float32]:
+        """The vectors given with the rows, where the program reads such."""
+        width = self.program.hidden
+        if not width:
+            return _NOTHING
+        if rows.hidden is None or rows.hidden.shape != (len(rows), width):
+            raise InternalError(f"the rows of this step come without vectors of {width} values")
+        return np.ascontiguousarray(rows.hidden, np.float32)
 
     # -- recurrent states --------------------------------------------------------------
     def _check_states(self, rows: Rows) -> None:

@@ -345,6 +345,8 @@ EXACT = (
     "qwen35",
     "qwen35-eqheads",
     "qwen35moe",
+    "qwen35-mtp",
+    "qwen35moe-mtp",
 )
 QUANTIZED = {
     "q-llama-f16": (0.0015, 9.1e-07),

@@ -68,6 +68,8 @@ EXACT = (
     "qwen35",
     "qwen35-eqheads",
     "qwen35moe",
+    "qwen35-mtp",
+    "qwen35moe-mtp",
 )
 # rms that llama.cpp's own quantized run is off the run on dequantized weights
 QUANTIZED = {
