@@ -38,6 +38,7 @@ def tiny_engine(
     max_rows: int = 128,
     max_outputs: int = 32,
     threads: int = 2,
+    n_slots: int = 8,
     **dims: object,
 ) -> Iterator[Engine]:
     """An engine on a tiny model."""
@@ -48,7 +49,9 @@ def tiny_engine(
         program = compile_graph(
             build(file), cpu_target(), max_rows=max_rows, max_outputs=max_outputs
         )
-        cpu = CpuDevice(program, file, threads=threads, n_ctx=n_ctx, n_pages=n_pages)
+        cpu = CpuDevice(
+            program, file, threads=threads, n_ctx=n_ctx, n_pages=n_pages, n_slots=n_slots
+        )
         yield Engine(cpu, n_ctx, n_pages)
         cpu.close()
 
