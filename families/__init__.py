@@ -41,6 +41,12 @@ SUPPORTED: dict[str, str] = {
     "qwen35": "kinetic.families.qwen35",
     "qwen35moe": "kinetic.families.qwen35",
     "gemma4": "kinetic.families.gemma4",
+    "smollm3": "kinetic.families.smollm3",
+    "phi3": "kinetic.families.phi3",
+    "gpt-oss": "kinetic.families.gpt_oss",
+    "mistral3": "kinetic.families.mistral3",
+    "glm4": "kinetic.families.glm4",
+    "qwen3vl": "kinetic.families.qwen3vl",
 }
 """The module of each architecture, by the file's `general.architecture`."""
 

@@ -86,6 +86,7 @@ def moe(b: Builder, x: Node, cfg: Config, experts: Experts, router_x: Node | Non
     for the choice alone; biases and scales of experts are taken where the file has them. The
     router may read rows of its own, `router_x`."""
     e, f, d = experts.count, experts.width, cfg.n_embd
+    router = b.weight("ffn_gate_inp.weight", (e, d))
     if b.has("ffn_gate_up_exps.weight"):  # of each expert the rows of the gate, then of the other
         fused = "ffn_gate_up_exps.weight"
         gate = b.weight(fused, (e, 2 * f, d), part=(0, f), label="ffn_gate_exps.weight")
@@ -97,7 +98,7 @@ def moe(b: Builder, x: Node, cfg: Config, experts: Experts, router_x: Node | Non
     y = b.op(
         "experts",
         x,
-        b.weight("ffn_gate_inp.weight", (e, d)),
+        router,
         gate,
         up,
         b.weight("ffn_down_exps.weight", (e, d, f)),

@@ -115,6 +115,19 @@ class Hyper:
             raise self.wrong(key, f"counts from 0 to {most}")
         return counts
 
+    def counts(self, key: str) -> list[int]:
+        """The counts of a list; none where the file has no such key.
+
+        Raises: ModelFileError where they are not counts.
+        """
+        self._read.add(key)
+        found = self.file.metadata.get(f"{self.arch}.{key}")
+        if found is None:
+            return []
+        if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu" or found.min() < 0:
+            raise self.wrong(key, "a list of counts")
+        return [int(n) for n in found]
+
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number, as the shortest decimal that gives the same binary32.
 

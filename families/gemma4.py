@@ -55,19 +55,18 @@ def build(file: GGUFFile) -> Graph:
             h = norm(b, x, "attn_norm", c)
             q = _heads(b, h, "q", c.n_heads, c)  # [T, H, Dh]
             q = b.rope(q, None if slides[i] else factors, "q_rope", **c.rope.attrs())
-            k, v = None, None
             if cache == i:
                 caches[f"blk.{i}"] = c.cache(window)
-                raw = b.has("attn_v.weight") or _projected(b, h, "k", c.n_kv_heads, c)
-                if isinstance(raw, bool):
-                    raw = _projected(b, h, "v", c.n_kv_heads, c)
-                v = b.rms_norm(raw, None, c.eps, "v_norm")  # [T, Hkv, Dh]
-                k = _heads(b, h, "k", c.n_kv_heads, c)
+                part = "v" if b.has("attn_v.weight") else "k"
+                v = b.rms_norm(_projected(b, h, part, c.n_kv_heads, c), None, c.eps, "v_norm")
+                k = _heads(b, h, "k", c.n_kv_heads, c)  # [T, Hkv, Dh]
                 k = b.rope(k, None if slides[i] else factors, "k_rope", **c.rope.attrs())
+                a = b.attention(q, k, v, scale=1.0, window=window, cache=f"blk.{i}")
             else:
-                for name in ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight"):
-                    b.skip(name)
-            a = b.attention(q, k, v, scale=1.0, window=window, cache=f"blk.{cache}")
+                for name in ("attn_k", "attn_v", "attn_k_norm"):
+                    b.skip(f"{name}.weight")
+                read = f"blk.{cache}"
+                a = b.op("attention_again", q, scale=1.0, window=window, cache=read)
             y = norm(b, attention_out(b, a, c), "post_attention_norm", c)
             x = b.add(x, y, "attn_residual")
             y = _feed_forward(b, x, c, experts)

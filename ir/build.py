@@ -242,8 +242,8 @@ class Builder:
     def attention(
         self,
         q: Node,
-        k: Node | None,
-        v: Node | None,
+        k: Node,
+        v: Node,
         *,
         scale: float,
         cache: str,
@@ -252,8 +252,7 @@ class Builder:
         sinks: Node | None = None,
         name: str = "",
     ) -> Node:
-        """`q [T, H, Dh]` over the cache and this step's `k`, `v [T, Hkv, Dh]`; without those over
-        what an earlier layer has written."""
+        """`q [T, H, Dh]` over the cache and this step's `k`, `v [T, Hkv, Dh]`."""
         return self.op(
             "attention",
             q,

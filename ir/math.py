@@ -309,6 +309,13 @@ def gelu_tanh(b: MathBuilder[V], x: V) -> V:
 
 _TWO_SQRT_2_PI = 2 * 0.79788456080286535587989211986876
 
+
+def temper(b: MathBuilder[V], x: V, contexts: V, scale: V) -> V:
+    """`x * (1 + scale * log(1 + contexts))`."""
+    grown = b.fadd(b.fmul(log(b, b.fadd(contexts, b.f32(1.0))), scale), b.f32(1.0))
+    return b.fmul(x, grown)
+
+
 SWIGLU_OAI_LIMIT = 7.0
 SWIGLU_OAI_SLOPE = 1.702
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kinetic.errors import InternalError
-from kinetic.ir.graph import NAME, Graph, Node
+from kinetic.ir.graph import NAME, CacheSpec, Graph, Node
 from kinetic.ir.ops.recurrent import state_shape
 from kinetic.ir.ops.spec import OPS, RuleError
 from kinetic.ir.types import DType, TensorType
@@ -51,10 +51,10 @@ def _check_cache(graph: Graph, node: Node, where: str, writers: dict[str, Node])
         return
     if not isinstance(cache, str) or cache not in graph.meta.caches:
         raise RuleError(where, f"a cache of {sorted(graph.meta.caches)}", cache)
-    reads = node.op in ("attention", "rope_write") and node.maybe("k") is None
-    if reads and cache not in writers:
-        raise RuleError(where, f"a cache that was written before, not {cache}", "no writer")
-    if node.spec.writes and not reads and writers.setdefault(cache, node) is not node:
+    again = node.op == "attention_again" or (node.op == "rope_write" and node.maybe("k") is None)
+    if again and cache not in writers:
+        raise RuleError(where, f"a cache written before, not {cache}", "no writer")
+    if node.spec.writes and not again and writers.setdefault(cache, node) is not node:
         raise RuleError(where, f"one writer of cache {cache}", repr(writers[cache]))
     declared = graph.meta.caches[cache]
     state = state_shape(node.op, *(i.type for i in node.sources))
@@ -63,7 +63,9 @@ def _check_cache(graph: Graph, node: Node, where: str, writers: dict[str, Node])
         raise RuleError(where, f"a cache of kind {kind}", declared.kind)
     if state is not None and state != (declared.heads, declared.k, declared.v):
         raise RuleError(where, f"heads, k, v {(declared.heads, declared.k, declared.v)}", state)
-    if node.op == "attention" and node.maybe("k") is not None:
+    if node.op == "attention_again":
+        _check_queries(node, declared, where)
+    if node.op == "attention":
         k, v = node.arg("k").type, node.arg("v").type
         if not isinstance(k, TensorType) or not isinstance(v, TensorType):
             raise InternalError(f"{where}: k and v are not tensors")
@@ -71,3 +73,13 @@ def _check_cache(graph: Graph, node: Node, where: str, writers: dict[str, Node])
         expected = (declared.heads, declared.k, declared.v, declared.window)
         if got != expected:
             raise RuleError(where, f"heads, k, v, window {expected}", got)
+
+
+def _check_queries(node: Node, declared: CacheSpec, where: str) -> None:
+    """Queries that read a cache must be as wide as its keys, a few to each of its heads."""
+    found = node.arg("q").type
+    assert isinstance(found, TensorType)
+    heads, width = found.shape[1:]
+    got = (heads if isinstance(heads, int) and heads % declared.heads else declared.heads, width)
+    if (*got, node.attrs["window"]) != (declared.heads, declared.k, declared.window):
+        raise RuleError(where, f"heads, k, window {declared}", found)

@@ -48,12 +48,14 @@ def _fuse(r: Rewriter, m: Match) -> Node:
     cache, how = attention.get("cache", str), cast("dict[str, Any]", turn)
     if norm_last and weights[0] is not None:
         how["norm_last"] = True
-    inputs: list[Node | None] = [*heads, m["v"], *weights] if k else [heads[0], None, None]
-    inputs += [] if k else [weights[0], None]
+    inputs = (*heads, m["v"], *weights) if k else (heads[0], None, None, weights[0], None)
     written = r.node("rope_write", *inputs, factors, cache=cache, eps=eps, **how)
     attrs: dict[str, Any] = {name: attention.attrs[name] for name in ("scale", "window", "softcap")}
     return r.node("attend", written, m.get("sinks"), cache=cache, **attrs)
 
+
+_q, _k, _v = (any_value(name) for name in "qkv")
+_sinks = any_value("sinks", optional=True)
 
 FUSE_ATTENTION = rules_pass(
     "fuse-attention",
@@ -61,15 +63,7 @@ FUSE_ATTENTION = rules_pass(
     "attention(rope(rms_norm(%q, %wq)), rope(rms_norm(%k, %wk)), %v), or norms of turned heads",
     "attend(rope_write(%q, %k, %v, %wq, %wk))",
     [
-        Rule(
-            "attention",
-            P(
-                "attention",
-                any_value("q"),
-                *(any_value(name, optional=True) for name in ("k", "v", "sinks")),
-                name="attention",
-            ),
-            _fuse,
-        )
+        Rule("attention", P("attention", _q, _k, _v, _sinks, name="attention"), _fuse),
+        Rule("again", P("attention_again", _q, _sinks, name="attention"), _fuse),
     ],
 )

@@ -241,6 +241,13 @@ def rope(x: F32, cos: F32, sin: F32, kind: str) -> F32:
     return out
 
 
+def temper(x: F32, contexts: npt.NDArray[np.int32], scale: float) -> F32:
+    """Rows `[T, H, Dh]` grown by the contexts behind them."""
+    with np.errstate(all="ignore"):
+        n, by = contexts.astype(np.float32)[:, None, None], np.full((1, 1, 1), scale, np.float32)
+        return np.asarray(ir_math.temper(NUMPY, x, n, by), np.float32)
+
+
 def silu(x: F32) -> F32:
     """`x * sigmoid(x)`."""
     with np.errstate(all="ignore"):

@@ -3,7 +3,7 @@
     inputs        tokens  weight  embed
     elementwise   scale  add  mul  silu  sigmoid  gelu_tanh  softcap
     rows          rms_norm  linear  take_outputs
-    heads         split_heads  merge_heads  rope  attention
+    heads         split_heads  merge_heads  rope  temper  attention  attention_again
     experts       experts
 
 Letters: `T` rows of the step, `R` rows whose outputs are wanted, `D` model width, `N`, `K`
@@ -353,11 +353,24 @@ def rope_at(
     return rope_table(run.rows.positions, rot, base, scaling=scaling, freq_factors=divisors)
 
 
+@op("model")
+def temper(x: Type, *, scale: float, every: int) -> Type:
+    """`x * (1 + scale * log(1 + n))`, `n` being how often `every` positions lie behind the row."""
+    if every < 1:
+        raise RuleError("every", "at least 1", every)
+    return tensor(x, "x", 3)
+
+
+@temper.meaning
+def _(run: Run, x: F32, *, scale: float, every: int) -> F32:
+    return ar.temper(x, run.rows.positions // every, scale)
+
+
 @op("model", writes=True)
 def attention(
     q: Type,
-    k: Type | None = None,
-    v: Type | None = None,
+    k: Type,
+    v: Type,
     sinks: Type | None = None,
     *,
     scale: float,
@@ -367,20 +380,10 @@ def attention(
 ) -> Type:
     """Writes the row's `k`, `v` into `cache` and attends along the row's own path.
 
-    Without `k` and `v` it reads a cache that an earlier layer has written. With a `window` a
-    row sees the last `window` positions, its own among them. `sinks` are scores of a head that
-    have no value: they take their share and add nothing.
+    With a `window` a row sees the last `window` positions, its own among them. `sinks` are
+    scores of a head that have no value: they take their share and add nothing.
     """
-    rows, heads, width = tensor(q, "q", 3).shape
-    if not isinstance(heads, int):
-        raise RuleError("q", "a known number of heads", q)
-    if window is not None and window < 1:
-        raise RuleError("window", "at least 1", window)
-    if sinks is not None:
-        vector(sinks, "sinks", heads)
-    same(k is None, v is None, "v")
-    if k is None:
-        return f32(rows, heads, width)
+    rows, heads, width = queries(q, sinks, window)
     kt, vt = tensor(k, "k", 3), tensor(v, "v", 3)
     same((kt.shape[0], kt.shape[2]), (rows, width), "rows and width of k")
     same(vt.shape[:2], kt.shape[:2], "rows and heads of v")
@@ -393,8 +396,8 @@ def attention(
 def _(
     run: Run,
     q: F32,
-    k: F32 | None,
-    v: F32 | None,
+    k: F32,
+    v: F32,
     sinks: Weight | None,
     *,
     scale: float,
@@ -402,9 +405,51 @@ def _(
     softcap: float | None,
     cache: str,
 ) -> F32:
-    if k is not None and v is not None:
-        run.write(cache, k, v)
+    run.write(cache, k, v)
     return attend_paths(run, q, sinks, scale, window, softcap, cache)
+
+
+@op("model")
+def attention_again(
+    q: Type,
+    sinks: Type | None = None,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    cache: str,
+) -> Type:
+    """`attention` over a `cache` that an earlier layer writes; keys and values are as wide."""
+    return f32(*queries(q, sinks, window))
+
+
+@attention_again.meaning
+def _(
+    run: Run,
+    q: F32,
+    sinks: Weight | None,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    cache: str,
+) -> F32:
+    return attend_paths(run, q, sinks, scale, window, softcap, cache)
+
+
+def queries(q: Type, sinks: Type | None, window: int | None) -> tuple[int | str, int, int]:
+    """Rows, heads and width of queries, which may have sinks and a window.
+
+    Raises: RuleError.
+    """
+    rows, heads, width = tensor(q, "q", 3).shape
+    if not isinstance(heads, int) or not isinstance(width, int):
+        raise RuleError("q", "known extents after the first", q)
+    if window is not None and window < 1:
+        raise RuleError("window", "at least 1", window)
+    if sinks is not None:
+        vector(sinks, "sinks", heads)
+    return rows, heads, width
 
 
 def attend_paths(

@@ -336,6 +336,8 @@ EXACT = (
     "exaone4-swa64",
     "hunyuan-dense",
     "hunyuan-dense-alpha",
+    "gemma4-e",
+    "gemma4-moe",
     "lfm2",
     "lfm2moe",
     "granitehybrid",

@@ -58,6 +58,13 @@ VARIANTS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
     "falcon-h1": ("falcon-h1", {}, {}),
     "qwen35": ("qwen35", {"n_layers": 2}, {}),
     "qwen35moe": ("qwen35moe", {"n_layers": 2}, {}),
+    "gemma4": ("gemma4", {}, {}),
+    "smollm3": ("smollm3", {"n_layers": 4}, {}),
+    "phi3": ("phi3", {}, {"phi3.attention.sliding_window": 32}),
+    "gpt-oss": ("gpt-oss", {"n_layers": 2}, {}),
+    "mistral3": ("mistral3", {}, {}),
+    "glm4": ("glm4", {}, {}),
+    "qwen3vl": ("qwen3vl", {}, {}),
 }
 
 

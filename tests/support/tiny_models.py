@@ -16,9 +16,10 @@ from math import fsum, sqrt
 from pathlib import Path
 
 import numpy as np
-from support import tiny_recurrent
+from support import tiny_decoders, tiny_recurrent
 from support.block_scales import put_d
 from support.gguf_writer import Tensor, write_gguf
+from support.tiny_decoders import DECODERS
 from support.tiny_recurrent import DELTA, RECURRENT, has_attention, is_plain
 
 from kinetic.ir.quant import FORMATS, decode
@@ -48,6 +49,7 @@ ARCHS = (
     "exaone4",
     "hunyuan-dense",
     *RECURRENT,
+    *DECODERS,
 )
 """A new family goes to the end: its place seeds its weights."""
 
@@ -112,7 +114,7 @@ def tiny_model(
 
 
 def _format_for(name: str, shape: tuple[int, ...], formats: str | Mapping[str, str]) -> str:
-    if len(shape) == 1 or is_plain(name):
+    if len(shape) == 1 or is_plain(name) or tiny_decoders.is_plain(name):
         return "F32"
     if isinstance(formats, str):
         return formats
@@ -167,7 +169,7 @@ def _put_scales(fmt: BlockFormat, raw: np.ndarray, d: np.ndarray) -> None:
 def tensor_shapes(arch: str, s: Dims) -> dict[str, tuple[int, ...]]:
     """Every tensor of the model by its GGUF name."""
     d, f, q, kv = s.n_embd, s.n_ff, s.n_heads * s.head_dim, s.n_kv_heads * s.head_dim
-    tied = arch != "llama" if s.tied is None else s.tied
+    tied = arch not in ("llama", "gpt-oss") if s.tied is None else s.tied
     out: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (s.n_vocab, d),
         f"{'token_embd' if arch.startswith('lfm') else 'output'}_norm.weight": (d,),
@@ -176,7 +178,8 @@ def tensor_shapes(arch: str, s: Dims) -> dict[str, tuple[int, ...]]:
         out["output.weight"] = (s.n_vocab, d)
     if s.rope_freqs:
         out["rope_freqs.weight"] = (s.head_dim // 2,)
-    for i in range(s.n_layers):
+    out |= tiny_decoders.model_shapes(arch, s)
+    for i in range(tiny_decoders.layers(arch, s)):
         layer: dict[str, tuple[int, ...]] = {}
         if arch in DELTA:
             layer |= {"attn_norm.weight": (d,), "post_attention_norm.weight": (d,)}
@@ -217,6 +220,8 @@ def tensor_shapes(arch: str, s: Dims) -> dict[str, tuple[int, ...]]:
                 layer["exp_probs_b.bias"] = (e,)
         else:
             layer |= {"ffn_gate.weight": (f, d), "ffn_up.weight": (f, d), "ffn_down.weight": (d, f)}
+        if arch in DECODERS:
+            layer = tiny_decoders.layer_shapes(arch, s, i, layer)
         out |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
     return out
 
@@ -260,7 +265,7 @@ def hyper(arch: str, s: Dims) -> dict[str, object]:
         keys[f"{arch}.expert_shared_feed_forward_length"] = s.n_ff
     if arch == "ernie4_5-moe":
         keys[f"{arch}.leading_dense_block_count"], keys[f"{arch}.interleave_moe_layer_step"] = 1, 1
-    return keys | tiny_recurrent.hyper(arch, s)
+    return keys | tiny_recurrent.hyper(arch, s) | tiny_decoders.hyper(arch, s)
 
 
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6

@@ -61,8 +61,9 @@ class HeadShape:
     @property
     def suffix(self) -> str:
         """Part of the kernels' names."""
+        text = "text_" if self.texts else ""
         more = ("_cap" if self.softcap else "") + ("_sinks" if self.sinks else "")
-        return f"{'text_' if self.texts else ''}d{self.width}_q{self.shared}_kv{8 * self.kv_bytes}{more}"
+        return f"{text}d{self.width}_q{self.shared}_kv{8 * self.kv_bytes}{more}"
 
     @property
     def page_bytes(self) -> int:
@@ -555,7 +556,8 @@ def attention(target: CpuTarget, shape: HeadShape) -> list[Function]:
     Both take: q, key pages, value pages, out, scratch, bytes of a page over all heads,
     key/value heads, window (0: none), f32 scale, f32 softcap, f32 its reciprocal, step, and
     where the shape has them the sinks. With few rows a long path is shared out by segments,
-    whose states meet in `attend_merge`; else one thread walks a path and merges as it goes. Same words.
+    whose states meet in `attend_merge`; else one thread walks a path and merges as it goes.
+    Same words.
     """
     return [
         _Segment(target, shape).emit(),

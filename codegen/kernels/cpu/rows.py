@@ -33,6 +33,7 @@ from kinetic.ir.cpu_abi import (
     ACT256_SUMS32,
     STEP_OUT_ROWS,
     STEP_OUTPUTS,
+    STEP_POSITIONS,
     STEP_ROWS,
     STEP_TOKENS,
     act_stride,
@@ -290,6 +291,29 @@ def elementwise(target: CpuTarget, op: str) -> Kernel:
         ),
     }
     _map_vectors(k, forms[op], rows * width, out)
+    k.ret()
+    return k
+
+
+def temper(target: CpuTarget) -> Kernel:
+    """`temper`: each row times what the contexts behind it make of the scale.
+
+    Arguments: x, out, bytes of a row, f32 scale, positions of a context, step block.
+    """
+    k = Kernel("temper", target)
+    x, out, width, scale, every, step = (
+        k.argument(t) for t in ("ptr", "ptr", "i64", "float", "i64", "ptr")
+    )
+    rows = k.load("i64", step, STEP_ROWS, align=8)
+    positions = k.load("ptr", step, STEP_POSITIONS, align=8)
+    by, b = k.splat(scale, 8), MathOn(k)
+    low, high = k.share(rows)
+    with k.loop(low, high) as t:
+        position = k.load("i32", positions, t.index * 4, align=4).cast("sext", "i64")
+        behind = k.splat(position.udiv(every).cast("sitofp", "float"), 8)
+        source, to = k.gep(x, t.index * width), k.gep(out, t.index * width)
+        with k.loop(0, width, 32) as i:
+            k.store(kmath.temper(b, k.load(F32, source, i.index), behind, by), to, i.index)
     k.ret()
     return k
 

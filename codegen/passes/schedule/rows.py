@@ -155,6 +155,26 @@ def _glu_quantize(s: Scheduler, node: Node, index: int) -> None:
     _glu(s, node, index, node.get("block", int))
 
 
+@emits("temper")
+def _temper(s: Scheduler, node: Node, index: int) -> None:
+    kernel = s.need("temper", lambda: [row_kernels.temper(s.target)])
+    x, scale, every = node.arg("x"), node.get("scale", float), node.get("every", int)
+    dense_width(x, "the queries")
+    s.simple(
+        node,
+        index,
+        kernel,
+        lambda: [
+            s.buffer(x),
+            s.buffer(node),
+            int_arg(row_bytes(node)),
+            float_arg(scale),
+            int_arg(every),
+            STEP,
+        ],
+    )
+
+
 @emits("take_outputs")
 def _take_outputs(s: Scheduler, node: Node, index: int) -> None:
     kernel = s.need("take_outputs", lambda: [row_kernels.take_outputs(s.target)])

@@ -1,0 +1,92 @@
+"""Later attention decoders against llama.cpp, whose logits for tiny seeded models are kept.
+
+`golden/logits/llama_cpp.npz` holds them (0.3.36 of its Python package, F32 cache, no flash
+attention): of `tokens`, the logits after every eighth. Models with GELU are missing, for llama.cpp
+reads it from a table of F16.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.cpu_device import same_words
+from support.tiny_models import tiny_model
+
+from kinetic.codegen.pipeline import compile_graph
+from kinetic.codegen.targets.llvm_x86 import cpu_target
+from kinetic.errors import ModelFileError, UnsupportedError
+from kinetic.families import build
+from kinetic.ir.gguf import GGUFFile
+from kinetic.ir.reference import Reference, rows, weights_of
+from kinetic.runtime.devices.cpu import CpuDevice
+from kinetic.runtime.engine import Engine, Work
+
+SIZE = {"n_embd": 64, "n_ff": 96, "head_dim": 16, "n_vocab": 288, "n_layers": 4}
+STEP = 8
+
+
+@pytest.mark.parametrize("arch", ["smollm3", "phi3", "gpt-oss", "mistral3", "glm4", "qwen3vl"])
+def test_logits_are_llama_cpps(arch: str, tmp_path: Path, golden_dir: Path) -> None:
+    golden = np.load(golden_dir / "logits" / "llama_cpp.npz")
+    tokens, expected = golden["tokens"].tolist(), golden[arch]
+    path = tiny_model(arch, tmp_path / "m.gguf", formats="F32", **SIZE)
+    with GGUFFile.open(path) as file:
+        graph = build(file)
+        found = Reference(graph, weights_of(file), "f32").step(rows(tokens))["logits"]
+        program = compile_graph(graph, cpu_target(), kv_type="f32", max_rows=96, max_outputs=96)
+        cpu = CpuDevice(program, file, threads=2, n_ctx=128, n_pages=Engine.pages_for(128))
+        try:
+            run = Engine(cpu, 128, Engine.pages_for(128))
+            (got,) = run.step([Work(run.new_sequence(), tokens, len(tokens))])
+            assert same_words(got, found)
+        finally:
+            cpu.close()
+    assert np.abs(found[STEP - 1 :: STEP] - expected).max() < 3e-4
+    assert (found[STEP - 1 :: STEP].argmax(axis=1) == expected.argmax(axis=1)).all()
+
+
+def graph_of_file(tmp_path: Path, arch: str, metadata: dict[str, object] | None = None) -> object:
+    path = tiny_model(arch, tmp_path / "m.gguf", formats="F32", metadata=metadata, **SIZE)
+    with GGUFFile.open(path) as file:
+        return build(file)
+
+
+def test_layers_of_gemma4_share_caches(tmp_path: Path) -> None:
+    graph = build(GGUFFile.open(tiny_model("gemma4", tmp_path / "m.gguf", **SIZE, formats="F32")))
+    assert list(graph.meta.caches) == ["blk.0", "blk.1"]
+    again = [node.get("cache", str) for node in graph if node.op == "attention_again"]
+    assert again == ["blk.0", "blk.1"]
+    widths = [(c.k, c.heads, c.window) for c in graph.meta.caches.values()]
+    assert widths == [(16, 2, 16), (32, 1, None)]
+
+
+@pytest.mark.parametrize("shared", [1, 3, 4, 99])
+def test_a_cache_of_the_wrong_kind_is_not_shared(tmp_path: Path, shared: int) -> None:
+    key = "gemma4.attention.shared_kv_layers"
+    with pytest.raises(ModelFileError, match=f"{key} is {shared}"):
+        graph_of_file(tmp_path, "gemma4", {key: shared})
+
+
+@pytest.mark.parametrize(
+    ("arch", "key", "value"),
+    [
+        ("gpt-oss", "rope.freq_base_swa", 5e5),
+        ("mistral3", "rope.scaling.yarn_log_multiplier", 0.5),
+        ("mistral3", "rope.scaling.yarn_beta_fast", 8.0),
+        ("glm4", "nextn_predict_layers", 1),
+        ("qwen3vl", "attention.sliding_window", 64),
+        ("smollm3", "rope.scaling.type", "longrope"),
+    ],
+)
+def test_what_a_family_lacks_is_named(tmp_path: Path, arch: str, key: str, value: object) -> None:
+    with pytest.raises(UnsupportedError, match="longrope" if value == "longrope" else key):
+        graph_of_file(tmp_path, arch, {f"{arch}.{key}": value})
+
+
+def test_phi3_ends_where_its_short_factors_do(tmp_path: Path) -> None:
+    path = tiny_model("phi3", tmp_path / "m.gguf", formats="F32", **SIZE)
+    graph = build(GGUFFile.open(path))
+    assert graph.meta.n_ctx_train == 512
+    assert {n.get("attn_factor", float) for n in graph if n.op == "rope"} == {1.19}
