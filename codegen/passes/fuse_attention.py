@@ -16,7 +16,7 @@ Heads = tuple[Node, Node]
 """Those of the queries and those of the keys."""
 
 
-def _peel_ropes(q: Node, k: Node) -> tuple[Heads, dict[str, Attr], Node | None]:
+def peel_ropes(q: Node, k: Node) -> tuple[Heads, dict[str, Attr], Node | None]:
     """What one rope turns in both, its attributes and factors; the nodes themselves without."""
     if q.op == k.op == "rope" and q.maybe("factors") is k.maybe("factors"):
         found = [{name: node.attrs[name] for name in _ROPE} for node in (q, k)]
@@ -25,7 +25,7 @@ def _peel_ropes(q: Node, k: Node) -> tuple[Heads, dict[str, Attr], Node | None]:
     return (q, k), {}, None
 
 
-def _peel_norms(q: Node, k: Node) -> tuple[Heads, Heads | tuple[None, None], float]:
+def peel_norms(q: Node, k: Node) -> tuple[Heads, Heads | tuple[None, None], float]:
     """What head norms of one eps read, their weights and eps; the nodes themselves without."""
     if all(n.op == "rms_norm" and n.maybe("w") is not None for n in (q, k)):
         eps = q.get("eps", float)
@@ -40,11 +40,11 @@ def _fuse(r: Rewriter, m: Match) -> Node:
     heads = (q, k or q)
     norm_last = all(h.op == "rms_norm" and h.arg("x").op == "rope" for h in heads)
     if norm_last:
-        heads, weights, eps = _peel_norms(*heads)
-        heads, turn, factors = _peel_ropes(*heads)
+        heads, weights, eps = peel_norms(*heads)
+        heads, turn, factors = peel_ropes(*heads)
     else:
-        heads, turn, factors = _peel_ropes(*heads)
-        heads, weights, eps = _peel_norms(*heads)
+        heads, turn, factors = peel_ropes(*heads)
+        heads, weights, eps = peel_norms(*heads)
     cache, how = attention.get("cache", str), cast("dict[str, Any]", turn)
     if norm_last and weights[0] is not None:
         how["norm_last"] = True

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any, cast
 
 from kinetic.codegen.passes.base import rules_pass
-from kinetic.codegen.passes.fuse_attention import _peel_norms, _peel_ropes
+from kinetic.codegen.passes.fuse_attention import peel_norms, peel_ropes
 from kinetic.ir.graph import Node
 from kinetic.ir.rewrite import Match, P, Rewriter, Rule, any_value
 
 
 def _fuse(r: Rewriter, m: Match) -> Node:
     node, heads = m["attention"], (m["q"], m["k"])
-    heads, turn, factors = _peel_ropes(*heads)
-    heads, weights, eps = _peel_norms(*heads)
+    heads, turn, factors = peel_ropes(*heads)
+    heads, weights, eps = peel_norms(*heads)
     cache, how = node.get("cache", str), cast("dict[str, Any]", turn)
     written = r.node("rope_write", *heads, m["v"], *weights, factors, cache=cache, eps=eps, **how)
     attrs: dict[str, Any] = {name: node.attrs[name] for name in ("scale", "window")}

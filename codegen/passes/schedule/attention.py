@@ -24,7 +24,7 @@ from kinetic.ir.program import Arg, ArgKind, CacheLayout, RopeTable
 from kinetic.ir.types import TensorType
 
 
-def _cache(s: Scheduler, name: str) -> CacheLayout:
+def cache_of(s: Scheduler, name: str) -> CacheLayout:
     """The layout of a cache, declared on first use."""
     if name not in s.out.caches:
         spec = s.graph.meta.caches[name]
@@ -44,7 +44,7 @@ def _kv_bytes(s: Scheduler) -> int:
     return 2 if s.kv_type == "f16" else 4
 
 
-def _head_shape(
+def head_shape(
     s: Scheduler, q: Node, cache: CacheLayout, *, softcap: bool = False, sinks: bool = False
 ) -> HeadShape:
     assert isinstance(q.type, TensorType)
@@ -61,8 +61,8 @@ def _head_shape(
 def _rope_write(s: Scheduler, node: Node, index: int) -> None:
     q, k, v = node.arg("q"), node.maybe("k"), node.maybe("v")
     name = node.get("cache", str)
-    cache = _cache(s, name)
-    shape = _head_shape(s, q, cache)
+    cache = cache_of(s, name)
+    shape = head_shape(s, q, cache)
     last = node.get("norm_last", bool)
     turn = Rotation(node.get("kind", str), node.get("rot", int), last)
     q_norm, k_norm = node.maybe("q_norm"), node.maybe("k_norm")
@@ -130,9 +130,9 @@ def _table(s: Scheduler, node: Node) -> tuple[Arg, Arg]:
 def _attend(s: Scheduler, node: Node, index: int) -> None:
     q = node.arg("q")
     name = node.get("cache", str)
-    cache, cap = _cache(s, name), node.optional("softcap", float)
+    cache, cap = cache_of(s, name), node.optional("softcap", float)
     sinks, target = node.maybe("sinks"), s.target
-    shape = _head_shape(s, q, cache, softcap=cap is not None, sinks=sinks is not None)
+    shape = head_shape(s, q, cache, softcap=cap is not None, sinks=sinks is not None)
     for kernel in ("attend", "attend_merge"):
         s.need(f"{kernel}_{shape.suffix}", lambda: attention(target, shape))
     s.out.state_bytes = max(s.out.state_bytes, shape.state_bytes)

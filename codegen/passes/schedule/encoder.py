@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kinetic.codegen.kernels.cpu import encoder as kernels
 from kinetic.codegen.kernels.cpu.attention import attention
-from kinetic.codegen.passes.schedule.attention import _cache, _head_shape
+from kinetic.codegen.passes.schedule.attention import cache_of, head_shape
 from kinetic.codegen.passes.schedule.core import (
     STEP,
     Region,
@@ -96,8 +96,8 @@ def _pool(s: Scheduler, node: Node, index: int) -> None:
 @emits("attend_text")
 def _attend_text(s: Scheduler, node: Node, index: int) -> None:
     q, name, target = node.arg("q"), node.get("cache", str), s.target
-    cache = _cache(s, name)
-    shape = replace(_head_shape(s, q, cache), texts=True)
+    cache = cache_of(s, name)
+    shape = replace(head_shape(s, q, cache), texts=True)
     for kernel in ("attend", "attend_merge"):
         s.need(f"{kernel}_{shape.suffix}", lambda: attention(target, shape))
     s.out.state_bytes = max(s.out.state_bytes, shape.state_bytes)
