@@ -121,7 +121,8 @@ def test_what_is_not_supported_says_so(kinetic, model):
         ("gpt2", "qwen2", "gpt2 (qwen2), 4"),
         ("gpt2", None, "gpt2, 4"),
         ("gpt2", "from-the-future", "gpt2 (from-the-future) (not supported yet), 4"),
-        ("t5", "default", "t5 (default) (not supported yet), 4"),
+        ("t5", "default", "t5 (default), 4"),
+        ("rwkv", "default", "rwkv (default) (not supported yet), 4"),
     ],
 )
 def test_the_tokenizer_line_names_what_is_missing(kinetic, model, kind, pre, shown):
