@@ -1,0 +1,172 @@
+"""The real clients from PyPI against a small real model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kinetic.api import Model
+
+FILE = "qwen2.5-coder-0.5b-instruct-Q4_K_M.gguf"
+WEATHER = {
+    "name": "get_weather",
+    "description": "The weather in a city",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
+}
+HI = [{"role": "user", "content": "Say hello in three words."}]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def real(serving):
+    folder = Path(os.environ.get("KINETIC_TEST_MODELS", "~/.cache/kinetic-test-models"))
+    path = folder.expanduser() / FILE
+    if not path.exists():
+        pytest.skip(f"{FILE} is absent (set KINETIC_TEST_MODELS)")
+    model = Model.load(path, ctx_size=2048, parallel=2, queue_limit=8)
+    yield serving(model, path)
+    model.close()
+
+
+@pytest.fixture
+def openai(real):
+    library = pytest.importorskip("openai")
+    return library.OpenAI(base_url=f"http://127.0.0.1:{real.port}/v1", api_key="any")
+
+
+@pytest.fixture
+def anthropic(real):
+    library = pytest.importorskip("anthropic")
+    return library.Anthropic(base_url=f"http://127.0.0.1:{real.port}", api_key="any")
+
+
+@pytest.fixture
+def ollama(real):
+    library = pytest.importorskip("ollama")
+    return library.Client(host=f"http://127.0.0.1:{real.port}")
+
+
+def test_openai_chat(openai):
+    (card,) = openai.models.list().data
+    settings = {"model": card.id, "messages": HI, "max_tokens": 12, "temperature": 0}
+    whole = openai.chat.completions.create(**settings, logprobs=True, top_logprobs=2)
+    (choice,) = whole.choices
+    assert "hello" in choice.message.content.lower()
+    assert len(choice.logprobs.content) >= 2
+    assert whole.usage.completion_tokens <= 12
+    stream = openai.chat.completions.create(
+        **settings, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == choice.message.content
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_openai_completions_and_errors(openai):
+    import openai as library
+
+    done = openai.completions.create(
+        model="x", prompt="def add(a, b):\n    return", max_tokens=6, temperature=0, logprobs=1
+    )
+    assert "a + b" in done.choices[0].text
+    assert len(done.choices[0].logprobs.tokens) >= 3
+    with pytest.raises(library.BadRequestError, match="too long"):
+        openai.chat.completions.create(
+            model="x", messages=[{"role": "user", "content": "word " * 5000}]
+        )
+
+
+def test_openai_responses(openai):
+    settings = {"model": "x", "input": "Say hello in three words.", "max_output_tokens": 12}
+    whole = openai.responses.create(**settings, temperature=0)
+    assert "hello" in whole.output_text.lower()
+    events = list(openai.responses.create(**settings, temperature=0, stream=True))
+    text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert text == whole.output_text
+    assert events[-1].response.output_text == text
+
+
+def test_anthropic_messages(anthropic):
+    settings = {"model": "x", "messages": HI, "max_tokens": 12}
+    settings["extra_body"] = {"temperature": 0}
+    whole = anthropic.messages.create(**settings, system="You are polite.")
+    assert whole.content[0].type == "text" and whole.stop_reason in ("end_turn", "max_tokens")
+    counted = anthropic.messages.count_tokens(
+        model="x", messages=HI, system="You are polite."
+    ).input_tokens
+    usage = whole.usage
+    assert usage.input_tokens + usage.cache_read_input_tokens == counted
+    with anthropic.messages.stream(**settings, system="You are polite.") as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == whole.content[0].text == final.content[0].text
+
+
+def test_anthropic_errors(anthropic):
+    import anthropic as library
+
+    with pytest.raises(library.BadRequestError, match="prompt is too long"):
+        anthropic.messages.create(
+            model="x", max_tokens=5, messages=[{"role": "user", "content": "word " * 5000}]
+        )
+
+
+def test_ollama(ollama, real):
+    assert ollama.list().models[0].model.endswith(":latest")
+    assert ollama.ps().models[0].size > 0
+    shown = ollama.show("x")
+    assert "completion" in shown.capabilities and "tools" in shown.capabilities
+    options = {"num_predict": 12, "temperature": 0}
+    whole = ollama.chat("x", messages=HI, options=options)
+    assert "hello" in whole.message.content.lower() and whole.eval_count <= 12
+    parts = list(ollama.chat("x", messages=HI, options=options, stream=True))
+    assert "".join(p.message.content for p in parts) == whole.message.content
+    assert parts[-1].done
+    made = ollama.generate("x", prompt="Say hello.", options=options)
+    assert made.response and made.done_reason in ("stop", "length")
+
+
+def test_infill(real):
+    body = {
+        "input_prefix": "def add(a, b):\n    return ",
+        "input_suffix": "\n\nprint(add(1, 2))\n",
+        "n_predict": 8,
+        "temperature": 0,
+    }
+    assert "a + b" in real.post("/infill", body).json["content"]
+
+
+def test_a_second_turn_reuses_the_first(real):
+    settings = {"temperature": 0, "max_tokens": 8, "cache_salt": "turns"}
+    long = "The report says: " + "all is well, " * 60
+    first = real.chat(long, **settings).json
+    talk = [
+        {"role": "user", "content": long},
+        first["choices"][0]["message"],
+        {"role": "user", "content": "Go on."},
+    ]
+    second = real.chat(messages=talk, **settings).json
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
+
+
+def test_schemathesis_finds_no_server_error(client):
+    pytest.importorskip("schemathesis")
+    command = [
+        *(sys.executable, "-m", "schemathesis.cli", "run"),
+        f"http://127.0.0.1:{client.port}/openapi.json",
+        *("--checks", "not_a_server_error", "--max-examples", "8", "--seed", "1"),
+        *("--phases", "examples,fuzzing", "--request-timeout", "20"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert client.chat().status == 200
