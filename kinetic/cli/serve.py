@@ -129,6 +129,13 @@ def build_parser() -> CommandParser:
         help="whether requests that do not say think first; auto leaves it to the chat "
         "template [default: auto]",
     )
+    option(
+        group,
+        "--chat-template-file",
+        metavar="FILE",
+        type=name("a file"),
+        help="a Jinja chat template to use instead of the model's own",
+    )
     option(group, "--no-webui", help="no chat page at /")
     add_sampling(parser)
     add_runtime(parser)
@@ -143,13 +150,18 @@ def run(options: argparse.Namespace) -> int:
     _need_packages()
     from kinetic.server.serve import Server, listen
     from kinetic.server.service import Service
+    from kinetic.text.chat_template import ChatTemplate
 
     logging.basicConfig(format="kinetic: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    template = _template(options.chat_template_file)
     wanted = _server_options(options)
     sockets = listen(wanted.host, wanted.port)  # before a load that may take long
     try:
         model = _load(path, options)
         try:
+            if template is not None:
+                model.chat_template = ChatTemplate(template, model.tokenizer)
+                model.chat_template.check()
             service = Service(model, path, wanted, sampling_overrides(options))
             server = Server(service, sockets)
             _serve(server, service)
@@ -159,6 +171,17 @@ def run(options: argparse.Namespace) -> int:
         for sock in sockets:
             sock.close()
     return 0
+
+
+def _template(file: str | None) -> str | None:
+    from pathlib import Path
+
+    if file is None:
+        return None
+    try:
+        return Path(file).expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise UsageError(f"--chat-template-file {file} cannot be read as UTF-8 text.") from None
 
 
 def _need_packages() -> None:

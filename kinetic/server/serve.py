@@ -34,6 +34,7 @@ _BUSY_BODY = (
     b'"type":"unavailable_error","param":null,"code":"too_many_connections"}}'
 )
 _WRITE_STALL_MS = 60_000
+_MAX_HEAD = 64 << 10
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -95,6 +96,7 @@ class Server:
         # how long a head may take.
         config.keep_alive_timeout = options.arrival
         config.include_server_header = False
+        config.h11_max_incomplete_size = _MAX_HEAD
         config.accesslog = None
         config.errorlog = None
         self._context = WorkerContext(None)
