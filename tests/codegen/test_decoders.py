@@ -19,6 +19,7 @@ from kinetic.codegen.targets.llvm_x86 import cpu_target
 from kinetic.errors import ModelFileError, UnsupportedError
 from kinetic.families import build
 from kinetic.ir.gguf import GGUFFile
+from kinetic.ir.ops import arithmetic as ar
 from kinetic.ir.reference import Reference, rows, weights_of
 from kinetic.runtime.devices.cpu import CpuDevice
 from kinetic.runtime.engine import Engine, Work
@@ -90,3 +91,42 @@ def test_phi3_ends_where_its_short_factors_do(tmp_path: Path) -> None:
     graph = build(GGUFFile.open(path))
     assert graph.meta.n_ctx_train == 512
     assert {n.get("attn_factor", float) for n in graph if n.op == "rope"} == {1.19}
+
+
+@pytest.mark.parametrize("arch", ["gpt-oss", "gemma4"])
+def test_long_paths_give_the_references_words(arch: str, tmp_path: Path) -> None:
+    """Past a segment of 512 positions, on threads that share segments: sinks come in once, and
+    queries alone find what another layer wrote."""
+    tokens = np.random.default_rng(3).integers(0, 288, 540).tolist()
+    path = tiny_model(arch, tmp_path / "m.gguf", formats="Q8_0", **SIZE)
+    with GGUFFile.open(path) as file:
+        graph = build(file)
+        reference = Reference(graph, weights_of(file))
+        reference.step(rows(tokens[:532], wanted="last"))
+        expected = reference.step(rows(tokens[532:], start=532))["logits"]
+        program = compile_graph(graph, cpu_target(), max_rows=128, max_outputs=128)
+        for threads in (1, 3):
+            pages = Engine.pages_for(576)
+            cpu = CpuDevice(program, file, threads=threads, n_ctx=576, n_pages=pages)
+            try:
+                run = Engine(cpu, 576, pages)
+                sequence = run.new_sequence()
+                run.prefill(sequence, tokens[:532])
+                for token, logits in zip(tokens[532:], expected, strict=True):
+                    assert same_words(run.decode(sequence, token), logits)
+            finally:
+                cpu.close()
+
+
+def test_a_sink_takes_its_share_and_adds_nothing() -> None:
+    rng = np.random.default_rng(4)
+    q, k, v = (rng.standard_normal(s).astype(np.float32) for s in ((1, 2, 8), (9, 1, 8), (9, 1, 8)))
+    at, sinks = np.array([8], np.int32), np.array([0.5, -2.0], np.float32)
+    got = ar.attend(q, at, k, v, 0.4, sinks=sinks)
+    scores = (q[0].astype(np.float64) @ k[:, 0].T) * 0.4
+    e = np.exp(scores)
+    exact = e @ v[:, 0] / (e.sum(axis=1) + np.exp(sinks))[:, None]
+    assert np.abs(got[0] - exact).max() < 1e-6
+    without = ar.attend(q, at, k, v, 0.4)
+    none = np.full(2, -1e30, np.float32)
+    assert same_words(ar.attend(q, at, k, v, 0.4, sinks=none), without)
