@@ -1,0 +1,26 @@
+"""Tool calls in the formats that chat templates teach their models.
+
+tools = tools_of(request["tools"])                # OpenAI's form
+choice = choose(tools, request["tool_choice"])    # choice.tools, choice.forced
+parser = ToolParser(dialect_of(template_source), choice.tools)
+events = parser.push(text) ... parser.flush("stop")
+"""
+
+from kinetic.text.tools.detect import dialect_of
+from kinetic.text.tools.dialect import Call, Dialect, End, Region
+from kinetic.text.tools.stream import ToolParser, new_call_id
+from kinetic.text.tools.tool import Tool, ToolChoice, choose, tools_of
+
+__all__ = [
+    "Call",
+    "Dialect",
+    "End",
+    "Region",
+    "Tool",
+    "ToolChoice",
+    "ToolParser",
+    "choose",
+    "dialect_of",
+    "new_call_id",
+    "tools_of",
+]

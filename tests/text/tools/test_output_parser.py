@@ -1,0 +1,167 @@
+"""An answer's events do not depend on how its text was cut, and say what the text says."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kinetic.text.events import Reasoning, Text, ToolArguments, ToolCallStart
+from kinetic.text.output import ChatFormat, OutputParser
+from kinetic.text.reasoning import opened_by, reasoning_style
+from kinetic.text.tools import Tool
+
+HERMES = "<tool_call> <think> </think> enable_thinking"
+XML = "<tool_call> <function= <think> </think>"
+STRING = {"type": "object", "properties": {k: {"type": "string"} for k in ("text", "command")}}
+WEATHER = Tool("get_weather", parameters={"properties": {"city": {"type": "string"}}})
+SHELL, ECHO, WRITE = (Tool(n, parameters=STRING) for n in ("shell", "echo", "write_file"))
+SEARCH = Tool("web_search")
+TOOLS = (WEATHER, SHELL, ECHO, WRITE, SEARCH)
+
+# template, text, content, calls
+CASES = {
+    "TC-01": (
+        "<|tool_call_start|>",
+        "<|tool_call_start|>[web_search(query='weather in Oslo', n=5)]<|tool_call_end|>",
+        "",
+        [("web_search", {"query": "weather in Oslo", "n": 5})],
+    ),
+    "TC-03": (
+        "[TOOL_CALLS]",
+        '[TOOL_CALLS]get_weather[ARGS]{"city": "Lima"}',
+        "",
+        [("get_weather", {"city": "Lima"})],
+    ),
+    "TC-06": (
+        XML,
+        "<tool_call>\n<function=shell>\n<parameter=command>\npwd && ls -la > out.txt\n"
+        "</parameter>\n</function>\n</tool_call>",
+        "",
+        [("shell", {"command": "pwd && ls -la > out.txt"})],
+    ),
+    "TC-08": (
+        XML,
+        "<tool_call>\n<function=write_file>\n<parameter=text>\nuse </parameter> to close\n"
+        "</parameter>\n</function>\n</tool_call>",
+        "",
+        [("write_file", {"text": "use </parameter> to close"})],
+    ),
+    "TC-10": (
+        XML,
+        "Let me look.\n<function=shell>\n<parameter=command>\nls\n</parameter>\n</function>\n"
+        "</tool_call>",
+        "Let me look.",
+        [("shell", {"command": "ls"})],
+    ),
+    "TC-11": (
+        "",
+        '{"name":"echo","parameters":"{\\"text\\": \\"hi\\"}"}',
+        "",
+        [("echo", {"text": "hi"})],
+    ),
+    "TC-13": (
+        "",
+        '[get_weather(city="Oslo"), get_weather(city="Nice")]',
+        "",
+        [("get_weather", {"city": "Oslo"}), ("get_weather", {"city": "Nice"})],
+    ),
+    "TC-20": (
+        HERMES,
+        '<tool_call>{"name": 5, "arguments": [}</tool_call>',
+        '<tool_call>{"name": 5, "arguments": [}</tool_call>',
+        [],
+    ),
+    "list": ("", "[1, 2] is a list", "[1, 2] is a list", []),
+    "link": ("", "[get](http://x)", "[get](http://x)", []),
+    "json": ("", '{"foo": 1}\n', '{"foo": 1}\n', []),
+    "two": (
+        HERMES,
+        'Hm.\n<tool_call>\n{"name": "a", "arguments": {"t": "</tool_call>"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "b"}\n</tool_call>',
+        "Hm.",
+        [("a", {"t": "</tool_call>"}), ("b", {})],
+    ),
+    "mistral-list": (
+        "[TOOL_CALLS]",
+        '[TOOL_CALLS][{"name": "a", "arguments": {}}, {"name": "b", "arguments": {"x": 1}}]',
+        "",
+        [("a", {}), ("b", {"x": 1})],
+    ),
+}
+
+
+def run(template: str, pieces: list[str], end="stop", **options):
+    count = iter(range(1000))
+    parser = OutputParser(
+        ChatFormat.of(template), tools=TOOLS, new_id=lambda: str(next(count)), **options
+    )
+    events = [e for piece in pieces for e in parser.push(piece)] + parser.flush(end)
+    text = "".join(e.text for e in events if isinstance(e, Text))
+    thought = "".join(e.text for e in events if isinstance(e, Reasoning))
+    names = [e.name for e in events if isinstance(e, ToolCallStart)]
+    calls = [
+        (n, "".join(e.delta for e in events if isinstance(e, ToolArguments) and e.index == i))
+        for i, n in enumerate(names)
+    ]
+    return text, thought, calls, parser.finish_reason
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case_cut_in_every_way(name: str) -> None:
+    template, text, content, calls = CASES[name]
+    cuts = [[text]] + [[text[:i], text[i:]] for i in range(len(text))]
+    cuts += [[text[i : i + n] for i in range(0, len(text), n)] for n in (1, 2, 3, 7)]
+    for pieces in cuts:
+        got, _, found, finish = run(template, pieces)
+        assert got == content
+        assert [(n, json.loads(a)) for n, a in found] == calls
+        assert finish == ("tool_calls" if calls else "stop")
+
+
+PARTS = st.sampled_from(
+    """<tool_call> </tool_call> <function=shell> </function> <parameter=command> </parameter>
+    <think> </think> [TOOL_CALLS] [ARGS] shell {"name":"echo"} {"name":"a","arguments":{}}
+    <|tool_call_start|> <|tool_call_end|> <|tool_call|> [ ] echo(text='a') [echo( < ' " x""".split()
+    + ["\n", " "]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from([HERMES, XML, "[TOOL_CALLS]", "<|tool_call_start|>", "<|tool_call|>", ""]),
+    st.lists(PARTS, max_size=12).map("".join),
+    st.lists(st.integers(0, 120), max_size=8),
+    st.booleans(),
+    st.sampled_from(["stop", "length"]),
+)
+def test_streamed_equals_unstreamed(template, text, cuts, is_open, end) -> None:
+    places = [0, *sorted(min(c, len(text)) for c in cuts), len(text)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(places)]
+    whole = run(template, [text], end, is_open=is_open)
+    assert run(template, pieces, end, is_open=is_open) == whole
+    assert run(template, list(text), end, is_open=is_open) == whole
+    for _, arguments in whole[2]:
+        json.loads(arguments)
+
+
+def test_half_a_call_at_the_limit_is_text() -> None:
+    text = 'Well <tool_call>{"name": "shell", "arguments": {"com'
+    assert run(HERMES, [text], "length") == (text, "", [], "length")
+
+
+def test_one_call_where_only_one_is_allowed() -> None:
+    call = '<tool_call>{"name": "a"}</tool_call>'
+    assert run(HERMES, [call + call], parallel=False)[2] == [("a", "{}")]
+
+
+def test_thinking_is_kept_apart() -> None:
+    assert run(HERMES, ["<think>\nhm\n</think>\n\nYes"])[:2] == ("Yes", "hm")
+    assert run(HERMES, ["hm</think>Yes"], is_open=True)[:2] == ("Yes", "hm")
+    style = reasoning_style(HERMES)
+    assert opened_by(style, "<|im_start|>assistant\n<think>\n")
+    assert not opened_by(style, "<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert not opened_by(style, "user: <think><|im_end|>\n<|im_start|>assistant\n")
