@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,32 @@ class Access:
 
 
 # Written from the kernels' own descriptions of their arguments, not from the scheduler.
+
+
+def _recurrent_access(
+    launch: Launch, buffer: Callable[[int, int], Span], number: Callable[[int], int]
+) -> Access | None:
+    """The memory that a recurrent kernel touches; None for others. A state is private to it."""
+    kernel, args = launch.kernel, launch.args
+    states = [str(a.value) for a in args if a.kind is ArgKind.STATE]
+    if kernel.startswith("short_conv_"):
+        size = T * number(6)
+        return Access([buffer(0, size)], [buffer(3, size)], [("state " + states[0], 0, 1)])
+    if kernel.startswith("delta_rule_"):
+        q, v, rate = (T * number(at) for at in (8, 9, 10))
+        reads = [buffer(0, q), buffer(1, q), buffer(2, v), buffer(3, rate), buffer(4, rate)]
+        return Access(reads, [buffer(5, v)], [("state " + states[0], 0, 1)])
+    if kernel.startswith("ssm_scan_"):
+        x, rate, shared = (T * number(at) for at in (9, 10, 11))
+        reads = [buffer(0, x), buffer(1, rate), buffer(2, rate), buffer(3, shared)]
+        writes = [buffer(6, x)]
+        return Access([*reads, buffer(4, shared)], writes, [("state " + states[0], 0, 1)])
+    if kernel.startswith("columns_"):
+        return Access([buffer(0, T * number(3))], [buffer(2, T * number(3))], [])
+    if kernel == "gate_rows":
+        y, x = T * number(4), T * number(5)
+        return Access([buffer(0, y), buffer(1, x)], [buffer(3, y)], [])
+    return None
 
 
 def access(launch: Launch, used: int = 0) -> Access:
@@ -117,6 +144,9 @@ def access(launch: Launch, used: int = 0) -> Access:
         reads = [buffer(0, T * used * size), buffer(1, routing_size(T * used))]
         out = buffer(2, T * size)
         return Access(reads, [], [out]) if kernel.endswith("_add") else Access(reads, [out], [])
+    recurrent = _recurrent_access(launch, buffer, number)
+    if recurrent is not None:
+        return recurrent
     if kernel == "every_head":
         return Access([buffer(0, count(7) * number(5))], [buffer(1, T * number(2) * number(6))], [])
     if kernel == "temper":

@@ -131,9 +131,9 @@ def norm_factor(
 
 
 def norm_name(*, weighted: bool, block: int | None, heads: bool = False, each: bool = False) -> str:
-    """`norm[_unit][_heads|_each_head][_quantize_B]`."""
+    """`norm[_unit][_heads[_each]][_quantize_B]`."""
     name = "norm" + ("" if weighted else "_unit")
-    name += ("_each_head" if each else "_heads") if heads else ""
+    name += ("_heads_each" if each else "_heads") if heads else ""
     return name + (f"_quantize_{block}" if block else "")
 
 
