@@ -47,6 +47,7 @@ SUPPORTED: dict[str, str] = {
     "mistral3": "kinetic.families.mistral3",
     "glm4": "kinetic.families.glm4",
     "qwen3vl": "kinetic.families.qwen3vl",
+    "qwen2moe": "kinetic.families.qwen2moe",
 }
 """The module of each architecture, by the file's `general.architecture`."""
 

@@ -81,7 +81,8 @@ def gated_ffn(
 
 
 def moe(b: Builder, x: Node, cfg: Config, experts: Experts, router_x: Node | None = None) -> Node:
-    """The chosen experts of each row, their weights made to sum to 1, and the shared expert
+    """The chosen experts of each row, their weights made to sum to 1 unless the family keeps them,
+    and the shared expert
     where there is one, gated if it has a gate: `[T, D]` to `[T, D]`. A bias `exp_probs_b` counts
     for the choice alone; biases and scales of experts are taken where the file has them. The
     router may read rows of its own, `router_x`."""
@@ -110,6 +111,7 @@ def moe(b: Builder, x: Node, cfg: Config, experts: Experts, router_x: Node | Non
         name="ffn_moe",
         n_used=experts.n_used,
         act=experts.act,
+        norm_weights=experts.norm_weights,
         router=experts.router,
         weight_scale=experts.weight_scale,
     )

@@ -291,6 +291,7 @@ class Experts:
     router: str = "softmax"
     weight_scale: float = 1.0
     act: str = "silu"
+    norm_weights: bool = True
 
     @staticmethod
     def read(h: Hyper, width: int) -> Experts:

@@ -28,7 +28,10 @@ SIZE = {"n_embd": 64, "n_ff": 96, "head_dim": 16, "n_vocab": 288, "n_layers": 4}
 STEP = 8
 
 
-@pytest.mark.parametrize("arch", ["smollm3", "phi3", "gpt-oss", "mistral3", "glm4", "qwen3vl"])
+ARCHS = ("smollm3", "phi3", "gpt-oss", "mistral3", "glm4", "qwen3vl", "qwen2moe")
+
+
+@pytest.mark.parametrize("arch", ARCHS)
 def test_logits_are_llama_cpps(arch: str, tmp_path: Path, golden_dir: Path) -> None:
     golden = np.load(golden_dir / "logits" / "llama_cpp.npz")
     tokens, expected = golden["tokens"].tolist(), golden[arch]

@@ -65,6 +65,7 @@ VARIANTS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
     "mistral3": ("mistral3", {}, {}),
     "glm4": ("glm4", {}, {}),
     "qwen3vl": ("qwen3vl", {}, {}),
+    "qwen2moe": ("qwen2moe", {}, {}),
 }
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-DECODERS = ("gemma4", "smollm3", "phi3", "gpt-oss", "mistral3", "glm4", "qwen3vl")
+DECODERS = ("gemma4", "smollm3", "phi3", "gpt-oss", "mistral3", "glm4", "qwen3vl", "qwen2moe")
 """In the order in which they joined `ARCHS`."""
 FUSED_FFN = ("phi3", "glm4")
 GEMMA4_LAYERS, GEMMA4_SHARED = 4, 2

@@ -28,14 +28,14 @@ from kinetic.ir.quant.base import BlockFormat, Format
 FIRST = ("llama", "qwen2", "qwen3", "gemma3")
 """Families whose words are frozen in every format; of the others, in one format of a kind."""
 FEW_FORMATS = ("F32", "Q8_0", "Q4_K")
-MIXTURES = ("qwen3moe", "granitemoe", "ernie4_5-moe", "lfm2moe", "qwen35moe")
+MIXTURES = ("qwen3moe", "granitemoe", "ernie4_5-moe", "lfm2moe", "qwen35moe", "qwen2moe")
 POST_NORM = ("olmo2", "exaone4")
 """Norms stand after each half of a layer, not before."""
 HEAD_NORM = (
     *("qwen3", "gemma3", "qwen3moe", "exaone4", "hunyuan-dense"),
     *("lfm2", "lfm2moe", "lfm3", *DELTA),
 )
-SHARED_EXPERT = ("granitemoe", "ernie4_5-moe", "qwen35moe")
+SHARED_EXPERT = ("granitemoe", "ernie4_5-moe", "qwen35moe", "qwen2moe")
 DENSE_FIRST = ("ernie4_5-moe", "lfm2moe")
 """Mixtures whose first layer has a plain feed-forward."""
 ARCHS = (
@@ -169,7 +169,7 @@ def _put_scales(fmt: BlockFormat, raw: np.ndarray, d: np.ndarray) -> None:
 def tensor_shapes(arch: str, s: Dims) -> dict[str, tuple[int, ...]]:
     """Every tensor of the model by its GGUF name."""
     d, f, q, kv = s.n_embd, s.n_ff, s.n_heads * s.head_dim, s.n_kv_heads * s.head_dim
-    tied = arch not in ("llama", "gpt-oss") if s.tied is None else s.tied
+    tied = arch not in ("llama", "gpt-oss", "qwen2moe") if s.tied is None else s.tied
     out: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (s.n_vocab, d),
         f"{'token_embd' if arch.startswith('lfm') else 'output'}_norm.weight": (d,),
@@ -198,7 +198,7 @@ def tensor_shapes(arch: str, s: Dims) -> dict[str, tuple[int, ...]]:
             layer |= {"attn_k.weight": (kv, d), "attn_v.weight": (kv, d)}
         if s.fused_qkv and s.bias:
             layer["attn_qkv.bias"] = (q + 2 * kv,)
-        elif arch == "qwen2" or s.bias:
+        elif arch in ("qwen2", "qwen2moe") or s.bias:
             layer |= {"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
         if arch == "olmo2":
             layer |= {"attn_q_norm.weight": (q,), "attn_k_norm.weight": (kv,)}
@@ -214,7 +214,7 @@ def tensor_shapes(arch: str, s: Dims) -> dict[str, tuple[int, ...]]:
             if arch in SHARED_EXPERT:
                 layer |= {"ffn_gate_shexp.weight": (f, d), "ffn_up_shexp.weight": (f, d)}
                 layer["ffn_down_shexp.weight"] = (d, f)
-            if arch == "qwen35moe":
+            if arch in ("qwen35moe", "qwen2moe"):
                 layer["ffn_gate_inp_shexp.weight"] = (d,)
             if arch in DENSE_FIRST:
                 layer["exp_probs_b.bias"] = (e,)
