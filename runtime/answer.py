@@ -79,9 +79,12 @@ class Answer:
         """Rows of it were run, and no output was wanted of them."""
         self._tell_prompt()
 
-    def take(self, logits: Logits, draft: Items[int]) -> None:
-        """Draw the next tokens from the outputs of the last token and of the guesses after it;
-        one at least, unless the answer is over."""
+    def take(self, outputs: Items[Logits], chains: Items[Items[int]]) -> None:
+        """Draw the next tokens; one at least, unless the answer is over.
+
+        `outputs` are those of the last token and of the guesses after it, for each chain of
+        guesses.
+        """
         if self.counts.generated_tokens == 0:
             self.counts.prompt_seconds = time.perf_counter() - self._started
             self._started = time.perf_counter()
@@ -90,11 +93,17 @@ class Answer:
                 self.reason = "length"
         if self.interrupted():
             return
-        self.counts.drafted += len(draft)
-        for place, token in enumerate(accept([draft], lambda _, i: self._draw(logits[i]))):
-            if place > 0:
-                self.counts.accepted += 1
-            self._append(token, logits[place])
+        self.counts.drafted += sum(map(len, chains))
+        logits = outputs[0][0]
+
+        def draw(chain: int, place: int) -> int:
+            nonlocal logits
+            logits = outputs[chain][place]
+            return self._draw(logits)
+
+        for place, token in enumerate(accept(chains, draw)):
+            self.counts.accepted += place > 0
+            self._append(token, logits)
             if self.reason is not None:
                 return
 

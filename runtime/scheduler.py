@@ -22,13 +22,25 @@ from typing import TypeVar
 
 from kinetic.errors import ContextError, QueueFull, UsageError
 from kinetic.runtime.answer import Answer
-from kinetic.runtime.drafting import Drafter, Earlier, FromContext, StepCost, draft_lengths
+from kinetic.runtime.drafting import (
+    Draft,
+    Drafter,
+    Earlier,
+    FromContext,
+    StepCost,
+    draft_lengths,
+)
 from kinetic.runtime.engine import Engine, Logits, Work
 from kinetic.runtime.prompt_cache import PromptCache
 from kinetic.runtime.request import Listener, Request
+from kinetic.runtime.sequence import Sequence
 
 CHUNK = 64
 """Rows of prompts in a step beside answers under way: what those wait for at most."""
+BRANCHES = 2
+"""Branches of guesses, where sources disagree."""
+_FORK_PAGES = 3
+"""Pages that a branch takes at most: a copied one, and those its guesses reach into."""
 DRAFTING, SHARED_STEPS = "rad1", "convoy"
 """What may be turned off."""
 T = TypeVar("T")
@@ -36,11 +48,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Turn:
-    """What an answer runs in one step; `draft` are the guesses at the work's end."""
+    """What an answer runs in one step: one work, or one for each of several branches of
+    guesses. `chains` are the guesses at the works' ends."""
 
     answer: Answer
-    work: Work
-    draft: list[int] = field(default_factory=list)
+    works: list[Work]
+    chains: list[list[int]] = field(default_factory=lambda: [[]])
 
 
 class Scheduler:
@@ -233,18 +246,14 @@ class Scheduler:
                 done = len(answer.sequence)
                 count = min(answer.left, budget, self._to_snapshot(done))
                 tokens = answer.tokens[done : done + count]
-                turns.append(
-                    _Turn(answer, Work(answer.sequence, tokens, int(count == answer.left)))
-                )
+                work = Work(answer.sequence, tokens, int(count == answer.left))
+                turns.append(_Turn(answer, [work]))
                 budget -= count
                 served.add(answer)
         # Whoever was served goes behind the others, so that prompts take turns.
         self._active = sorted(self._active, key=served.__contains__)
-        rows = len(decoding) + sum(len(turn.work.tokens) for turn in turns)
-        for answer, draft in zip(decoding, self._drafts(decoding, rows), strict=True):
-            tokens = [answer.tokens[-1], *draft]
-            work = Work(answer.sequence, tokens, len(tokens), len(draft))
-            turns.append(_Turn(answer, work, draft))
+        rows = len(decoding) + sum(len(turn.works[0].tokens) for turn in turns)
+        turns += map(self._decode, decoding, self._drafts(decoding, rows))
         together = SHARED_STEPS not in self.off
         shared = [turn for turn in turns if together and not turn.answer.alone]
         single = [[turn] for turn in turns if not together or turn.answer.alone]
@@ -252,33 +261,43 @@ class Scheduler:
 
     def _step(self, turns: list[_Turn]) -> None:
         started = time.perf_counter()
+        works = [work for turn in turns for work in turn.works]
         try:
-            outputs = self.engine.step([turn.work for turn in turns])
+            outputs = iter(self.engine.step(works))
         except Exception as error:
             # One of them is at fault, and the next steps, each its own, will tell which.
             for turn in turns:
                 turn.answer.alone = True
+                _close_branches(turn, turn.answer.sequence)
             if len(turns) == 1:
                 turns[0].answer.fail(error)
             return
-        rows = [len(turn.work.tokens) for turn in turns]
-        if rows == [turn.work.want for turn in turns]:
-            self._cost.observe(sum(rows), time.perf_counter() - started)
-        for turn, logits in zip(turns, outputs, strict=True):
-            self._emit(turn, logits)
+        if all(work.want == len(work.tokens) for work in works):
+            rows = sum(len(work.tokens) for work in works)
+            self._cost.observe(rows, time.perf_counter() - started)
+        for turn in turns:
+            self._emit(turn, [next(outputs) for _ in turn.works])
 
-    def _emit(self, turn: _Turn, logits: Logits) -> None:
+    def _emit(self, turn: _Turn, outputs: list[Logits]) -> None:
         answer = turn.answer
         answer.alone = False
+        run = len(answer.tokens)
         try:
-            if turn.work.want:
-                answer.take(logits, turn.draft)
+            if turn.works[0].want:
+                answer.take(outputs, turn.chains)
             else:
                 answer.ran()
-            if turn.draft:
-                answer.sequence.settle(len(answer.tokens) - 1)
+            if turn.chains != [[]]:
+                kept = answer.tokens[run:-1]
+                best = max(
+                    range(len(turn.chains)), key=lambda c: turn.chains[c][: len(kept)] == kept
+                )
+                _close_branches(turn, turn.works[best].sequence)
+                answer.sequence = turn.works[best].sequence
+                answer.sequence.settle(run + len(kept))
             self._keep(answer)
         except Exception as error:
+            _close_branches(turn, answer.sequence)
             answer.fail(error)
 
     def _retire(self) -> None:
@@ -320,20 +339,55 @@ class Scheduler:
         context = FromContext(request.prompt)
         return Drafter([context] if earlier is None else [context, earlier])
 
-    def _drafts(self, decoding: list[Answer], rows: int) -> list[list[int]]:
-        """Guesses for each answer, as many as are worth their rows."""
-        found = [
-            ([], [])
-            if answer.drafter is None
-            else answer.drafter.draft(min(answer.room, self._to_snapshot(len(answer.sequence)) - 1))
-            for answer in decoding
-        ]
-        if not any(tokens for tokens, _ in found):
-            return [tokens for tokens, _ in found]
-        program = self.engine.device.program
+    def _drafts(self, decoding: list[Answer], rows: int) -> list[list[Draft]]:
+        """Branches of guesses for each answer, with as many guesses as are worth their rows."""
+        found = [self._guesses(answer) for answer in decoding]
+        flat = [(i, draft) for i, drafts in enumerate(found) for draft in drafts]
+        if not flat:
+            return found
+        program, states = self.engine.device.program, self.engine.states
         most = min(program.max_rows - rows, program.max_outputs - len(self._active))
-        if self.engine.states is not None:
+        # A branch runs the last token once more.
+        most -= len(flat) - sum(1 for drafts in found if drafts)
+        if states is not None:
             # A state is kept for each guess; answers that begin in this step need one too.
-            most = min(most, self.engine.states.available - len(self._active))
-        lengths = draft_lengths([chances for _, chances in found], rows, self._cost, max(0, most))
-        return [tokens[:n] for (tokens, _), n in zip(found, lengths, strict=True)]
+            most = min(most, states.available - len(self._active))
+        chances = [draft.chances for _, draft in flat]
+        lengths = draft_lengths(chances, len(decoding), rows, self._cost, max(0, most))
+        chosen: list[list[Draft]] = [[] for _ in found]
+        for (i, draft), length in zip(flat, lengths, strict=True):
+            if length:
+                chosen[i].append(draft.first(length))
+        return chosen
+
+    def _guesses(self, answer: Answer) -> list[Draft]:
+        if answer.drafter is None:
+            return []
+        room = min(answer.room, self._to_snapshot(len(answer.sequence)) - 1)
+        # A fork copies the state, which is large, and takes pages that are set aside for nobody.
+        taken = sum(other.pages for other in self._active)
+        spare = self.engine.pages.total - taken >= _FORK_PAGES * self.parallel
+        return answer.drafter.draft(room, BRANCHES if spare and self.engine.states is None else 1)
+
+    def _decode(self, answer: Answer, drafts: list[Draft]) -> _Turn:
+        """The last token and its guesses; every branch but the first on a fork."""
+        chains = [draft.tokens for draft in drafts] or [[]]
+        paths = [answer.sequence]
+        for _ in chains[1:]:
+            try:
+                paths.append(self.engine.fork(answer.sequence))
+            except ContextError:  # the pages went elsewhere: fewer branches do too
+                break
+        chains = chains[: len(paths)]
+        works = [
+            Work(path, [answer.tokens[-1], *chain], 1 + len(chain), len(chain))
+            for path, chain in zip(paths, chains, strict=True)
+        ]
+        return _Turn(answer, works, chains)
+
+
+def _close_branches(turn: _Turn, but: Sequence) -> None:
+    """Give back what the branches hold that were not taken."""
+    for work in turn.works:
+        if work.sequence is not but:
+            work.sequence.close()

@@ -12,11 +12,12 @@ how long an answer takes, never a word of it.
 """
 
 from kinetic.runtime.drafting.accept import accept
-from kinetic.runtime.drafting.drafter import Drafter
+from kinetic.runtime.drafting.drafter import Draft, Drafter
 from kinetic.runtime.drafting.plan import StepCost, draft_lengths
 from kinetic.runtime.drafting.sources import Earlier, FromContext, FromEarlier, Source
 
 __all__ = [
+    "Draft",
     "Drafter",
     "Earlier",
     "FromContext",

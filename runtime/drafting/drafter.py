@@ -9,6 +9,7 @@ a guess after sixteen that were right is another thing than one after two.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kinetic.runtime.drafting.sources import Source
 
@@ -22,6 +23,17 @@ _WEIGHT = 4.0
 """Guesses that the prior counts for."""
 _FADE = 0.95
 """What an observation counts for after the next one of its bucket."""
+
+
+class Draft(NamedTuple):
+    """Guesses one after the other, and for each the chance that it and all before are right."""
+
+    tokens: list[int]
+    chances: list[float]
+
+    def first(self, count: int) -> Draft:
+        """The first so many."""
+        return Draft(self.tokens[:count], self.chances[:count])
 
 
 class _Record:
@@ -59,20 +71,23 @@ class Drafter:
                 record.observe(source.match, guess == tokens[-1])
             source.push(tokens)
 
-    def draft(self, limit: int) -> tuple[list[int], list[float]]:
-        """Up to `limit` guesses by the source that is most likely right, and for each the
-        chance that it and all before it are."""
-        best, most = None, 0.0
-        for record in self._records:
-            if record.source.next() is not None:
-                chance = record.chance(record.source.match)
-                if chance > most:
-                    best, most = record, chance
-        if best is None:
-            return [], []
-        tokens = best.source.guess(min(limit, MAX_DRAFT))
-        chances, all_right = [], 1.0
-        for i in range(len(tokens)):
-            all_right *= best.chance(best.source.match + i)
-            chances.append(all_right)
-        return tokens, chances
+    def draft(self, limit: int, branches: int = 1) -> list[Draft]:
+        """Up to `limit` guesses by the source that is most likely right; then, up to `branches`
+        in all, by others that guess something else next."""
+        found, firsts, left = list[Draft](), set[int](), 1.0
+        known = [r for r in self._records if r.source.next() is not None]
+        known.sort(key=lambda r: -r.chance(r.source.match))
+        for record in known:
+            tokens = record.source.guess(min(limit, MAX_DRAFT))
+            if len(found) == branches or not tokens:
+                break
+            if tokens[0] in firsts:
+                continue
+            firsts.add(tokens[0])
+            chances, all_right = [], left  # at most one of the branches is right
+            for i in range(len(tokens)):
+                all_right *= record.chance(record.source.match + i)
+                chances.append(all_right)
+            left -= chances[0]
+            found.append(Draft(tokens, chances))
+        return found

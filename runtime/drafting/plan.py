@@ -59,20 +59,21 @@ def _between(values: Sequence[float], rows: int) -> float:
 
 
 def draft_lengths(
-    chances: Sequence[Sequence[float]], base: int, cost: StepCost, most: int
+    chances: Sequence[Sequence[float]], users: int, base: int, cost: StepCost, most: int
 ) -> list[int]:
-    """How many of its guesses each sequence should run, so that tokens come fastest.
+    """How many of its guesses each chain should run, so that tokens come fastest.
 
-    `chances[s][i]` is the chance that guesses 0 to i of sequence s are all right; `base` the
-    rows that the step has without guesses, `most` the rows that guesses may add.
+    `chances[c][i]` is the chance that guesses 0 to i of chain c are all right. A step gives a
+    token to each of `users` whatever is guessed; `base` are the rows that it has without
+    guesses, `most` the rows that guesses may add.
 
-    The likeliest guesses of all sequences are worth taking first, and chances only fall along
-    a sequence; so it is enough to look at each number of guesses once.
+    The likeliest guesses of all chains are worth taking first, and chances only fall along a
+    chain; so it is enough to look at each number of guesses once.
     """
     guesses = sorted(
-        ((-chance, s) for s, of_one in enumerate(chances) for chance in of_one),
+        ((-chance, c) for c, of_one in enumerate(chances) for chance in of_one),
     )[:most]
-    tokens = float(len(chances))
+    tokens = float(users)
     best, best_rate, gain = 0, tokens / cost(base), 0.0
     for count, (chance, _) in enumerate(guesses, 1):
         gain -= chance
@@ -80,6 +81,6 @@ def draft_lengths(
         if rate > best_rate:
             best, best_rate = count, rate
     lengths = [0] * len(chances)
-    for _, s in guesses[:best]:
-        lengths[s] += 1
+    for _, c in guesses[:best]:
+        lengths[c] += 1
     return lengths

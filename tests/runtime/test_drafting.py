@@ -148,7 +148,8 @@ def test_the_source_that_was_right_lately_is_believed() -> None:
     drafter = Drafter([bad, good])
     for n in range(1, 30):
         drafter.push(answer[:n])
-    tokens, chances = drafter.draft(5)
+    (draft,) = drafter.draft(5)
+    tokens, chances = draft
     assert tokens == answer[29:34]
     assert all(a >= b for a, b in itertools.pairwise(chances)) and chances[0] > 0.9
 
@@ -157,12 +158,12 @@ def test_the_source_that_was_right_lately_is_believed() -> None:
 def test_sure_guesses_are_run_and_unlikely_ones_are_not() -> None:
     cost = StepCost()
     sure, unsure = [0.99**i for i in range(1, 25)], [0.1**i for i in range(1, 25)]
-    assert draft_lengths([sure], 1, cost, 24)[0] >= 12
-    assert draft_lengths([unsure], 1, cost, 24) == [0]
-    both = draft_lengths([sure, unsure], 2, cost, 60)
+    assert draft_lengths([sure], 1, 1, cost, 24)[0] >= 12
+    assert draft_lengths([unsure], 1, 1, cost, 24) == [0]
+    both = draft_lengths([sure, unsure], 2, 2, cost, 60)
     assert both[0] >= 12 and both[1] == 0
-    assert draft_lengths([sure, sure], 2, cost, 3) in ([2, 1], [1, 2])
-    assert draft_lengths([], 1, cost, 5) == [] and draft_lengths([[]], 1, cost, 0) == [0]
+    assert draft_lengths([sure, sure], 2, 2, cost, 3) in ([2, 1], [1, 2])
+    assert draft_lengths([], 1, 1, cost, 5) == [] and draft_lengths([[]], 1, 1, cost, 0) == [0]
 
 
 def test_costs_are_learned() -> None:
@@ -171,11 +172,11 @@ def test_costs_are_learned() -> None:
         for rows in (1, 2, 3, 4, 8, 16):  # nothing gained by sharing a step
             cost.observe(rows, 0.01 * rows * noise.choice((1, 1, 1, 3)))
     assert cost(16) > 8 * cost(1) and cost(4) > 2.2 * cost(1)
-    assert draft_lengths([[0.4, 0.2, 0.1]], 1, cost, 24) == [0]
+    assert draft_lengths([[0.4, 0.2, 0.1]], 1, 1, cost, 24) == [0]
     for _ in range(100):
         for rows in (1, 2, 3, 4, 8, 16):  # rows are free
             cost.observe(rows, 0.01 * noise.choice((1, 1, 1, 3)))
-    assert draft_lengths([[0.9, 0.6, 0.3]], 1, cost, 24) == [3]
+    assert draft_lengths([[0.9, 0.6, 0.3]], 1, 1, cost, 24) == [3]
     assert all(cost(n) <= cost(n + 1) for n in range(1, 600))
 
 
@@ -184,8 +185,7 @@ def test_text_that_cannot_be_guessed_is_not_guessed_at() -> None:
     tokens, cost, run = random_tokens(2000, 1, 40), StepCost(), 0
     drafter = Drafter([FromContext(tokens[:500])])
     for n in range(501, 2001):
-        _, chances = drafter.draft(24)
-        run += sum(draft_lengths([chances], 1, cost, 24)) if chances else 0
+        run += sum(draft_lengths([d.chances for d in drafter.draft(24)], 1, 1, cost, 24))
         drafter.push(tokens[:n])
     assert run < 0.03 * 1500
 
@@ -194,12 +194,15 @@ def test_text_that_cannot_be_guessed_is_not_guessed_at() -> None:
 class Guessing(Scheduler):
     """Guesses what it was told the answers will be, some of it wrong, and often."""
 
-    wrong, seed = 0.2, 0
+    wrong, seed, sources, match = 0.2, 0, 2, 5
     answers: dict[tuple[int, ...], list[int]] = {}  # noqa: RUF012
 
     def _drafter(self, asked: Request) -> Drafter | None:
         rng, prompt = random.Random(self.seed), tuple(asked.prompt)
-        return Drafter([Told(self.answers[prompt], len(prompt), rng, self.wrong)])
+        told = [Told(self.answers[prompt], len(prompt), rng, self.wrong) for _ in range(2)]
+        for source in told:
+            source.match = self.match
+        return Drafter(told[: self.sources])
 
 
 samplings = st.fixed_dictionaries(
@@ -270,6 +273,36 @@ def test_guesses_are_run_and_save_steps(engine: Engine, monkeypatch: pytest.Monk
     assert plainly.end.counts.drafted == 0
     scheduler.close()
     off.close()
+
+
+def test_of_two_branches_the_right_one_goes_on(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sources that are each wrong at times: together they save more steps than one."""
+    prompts = [random_tokens(n, n) for n in (50, 64, 127)]
+    answers = [plain(engine, p, GREEDY, max_tokens=60) for p in prompts]
+    monkeypatch.setattr(StepCost, "observe", lambda *_: None)
+    monkeypatch.setattr(Drafter, "push", lambda self, t: [r.source.push(t) for r in self._records])
+    steps, forks, real, fork = {1: 0, 2: 0}, [], engine.step, engine.fork
+
+    def step(batch: list[Work], output: str = "logits") -> list[np.ndarray]:
+        steps[sources] += 1
+        return real(batch, output)
+
+    monkeypatch.setattr(engine, "step", step)
+    monkeypatch.setattr(engine, "fork", lambda s: forks.append(s) or fork(s))
+    for sources in (1, 2):
+        scheduler = Guessing(engine, 1)
+        scheduler.answers = {tuple(p): a for p, a in zip(prompts, answers, strict=True)}
+        scheduler.sources, scheduler.wrong, scheduler.match = sources, 0.4, 4
+        heard = [Heard() for _ in prompts]
+        for prompt, one in zip(prompts, heard, strict=True):
+            scheduler.submit(request(prompt, max_tokens=60), one)
+        assert [one.end.reason for one in heard] == ["length"] * 3
+        assert [one.ids for one in heard] == answers
+        scheduler.close()
+        assert bool(forks) == (sources == 2)
+    assert steps[2] < steps[1]
 
 
 def test_an_answer_ends_inside_a_draft(engine: Engine) -> None:
