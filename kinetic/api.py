@@ -352,7 +352,9 @@ class Model:
         params = self._resolved(request.params)
         sampler = Sampler(params, self.graph.meta.n_vocab, request.choice)
         ends = frozenset() if request.ignore_eos else frozenset(self.tokenizer.end_ids)
-        generation = Generation(self.tokenizer, request.stop, ends, sampler.seed, on_event)
+        generation = Generation(
+            self.tokenizer, request.stop, ends, sampler.seed, on_event, request.shown
+        )
         generation.ticket = self.scheduler.submit(
             Request(
                 request.prompt_ids,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from kinetic.errors import KineticError
 from kinetic.runtime.request import Counts, Finish, Reason, Ticket, Token
 from kinetic.runtime.sampling import SamplingParams
+from kinetic.text.detokenizer import StreamDecoder
 from kinetic.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class GenerationRequest:
     salt: str = ""
     deadline: float | None = None
     ignore_eos: bool = False
+    shown: frozenset[int] = frozenset()
+    """Control tokens whose text is part of the answer's, for those who read markup in it."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +89,11 @@ class Generation:
         end_ids: frozenset[int],
         seed: int,
         on_event: Callable[[Event], None] | None = None,
+        shown: frozenset[int] = frozenset(),
     ):
         self.seed = seed
-        self._decoder, self._held, self._ends = tokenizer.stream_decoder(), StopText(stop), end_ids
+        self._decoder = _decoder(tokenizer, shown)
+        self._held, self._ends = StopText(stop), end_ids
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._emit = on_event or self._queue.put
         self.ticket: Ticket | None = None
@@ -133,6 +138,16 @@ class Generation:
         self._emit(
             FinishEvent(finish.reason, finish.counts, self.seed, self._held.found, finish.error)
         )
+
+
+def _decoder(tokenizer: Tokenizer, shown: frozenset[int]) -> StreamDecoder:
+    if not shown:
+        return tokenizer.stream_decoder()
+
+    def spell(token: int) -> bytes:
+        return tokenizer.token_bytes(token) if token in shown else tokenizer.shown_bytes(token)
+
+    return StreamDecoder(spell)
 
 
 class StopText:

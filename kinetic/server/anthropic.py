@@ -29,7 +29,7 @@ from kinetic.server.fields import (
 from kinetic.server.prompts import Conversation, Prompt, chat_prompt
 from kinetic.server.reply import Stream, json_response, sse, whole
 from kinetic.server.service import Service
-from kinetic.server.shaping import Shape, shaped
+from kinetic.server.shaping import Shape, choose_tools, shaped
 from kinetic.text.events import Reasoning, Text, ToolArguments, ToolCallStart
 
 _BILLING = "x-anthropic-billing-header"
@@ -99,16 +99,16 @@ def _ask(service: Service, body: MessagesBody, salt: str) -> Ask:
         max_tokens=body.max_tokens,
         stop=stops(body.stop_sequences),
         salt=salt,
-        prefill=prompt.prefill,
         **shaped(service, shape, prompt),
     )
 
 
 def _prompt(service: Service, body: MessagesBody) -> tuple[Prompt, Shape]:
-    choice = body.tool_choice or {}
-    kind = choice.get("type", "auto")
-    offered = () if kind == "none" else (body.tools or ())
-    tools = [tool for given in offered if (tool := _tool(given)) is not None]
+    asked = body.tool_choice or {}
+    kind = asked.get("type", "auto")
+    wanted_call = {"name": asked.get("name")} if kind == "tool" else kind
+    offered = [tool for given in body.tools or () if (tool := _tool(given)) is not None]
+    tools, choice = choose_tools(offered, wanted_call)
     out: list[Json] = []
     if (system := system_text(body.system)) is not None:
         out.append({"role": "system", "content": system})
@@ -123,13 +123,10 @@ def _prompt(service: Service, body: MessagesBody) -> tuple[Prompt, Shape]:
     )
     wanted = body.output_format or (body.output_config or {}).get("format")
     schema = wanted.get("schema") if isinstance(wanted, Mapping) else None
-    named: str | Json | None = {"any": "required"}.get(kind)
-    if kind == "tool":
-        named = {"type": "function", "function": {"name": choice.get("name")}}
     shape = Shape(
-        tools=tools,
-        tool_choice=named,
-        parallel_calls=not choice.get("disable_parallel_tool_use", False),
+        chat=True,
+        choice=choice,
+        parallel_calls=False if asked.get("disable_parallel_tool_use") else None,
         schema=schema,
     )
     return chat_prompt(service, talk), shape

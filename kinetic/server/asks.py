@@ -10,6 +10,7 @@ from kinetic.generation import GenerationRequest
 from kinetic.runtime.sampling import SamplingParams
 from kinetic.runtime.sampling.constraint import Constraint
 from kinetic.text.events import OutputEvent, Text
+from kinetic.text.tools import End
 
 
 class Parser(Protocol):
@@ -18,8 +19,12 @@ class Parser(Protocol):
     def push(self, text: str) -> list[OutputEvent]:
         """What more text makes certain."""
 
-    def flush(self, end: str) -> list[OutputEvent]:
+    def flush(self, end: End) -> list[OutputEvent]:
         """What is left; `end` is `stop` or `length`."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that is wanted is there already."""
 
 
 class PlainParser:
@@ -29,9 +34,14 @@ class PlainParser:
         """The text itself."""
         return [Text(text)]
 
-    def flush(self, end: str) -> list[OutputEvent]:
+    def flush(self, end: End) -> list[OutputEvent]:
         """Nothing is held back."""
         return []
+
+    @property
+    def complete(self) -> bool:
+        """There may always be more."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -48,8 +58,8 @@ class Ask:
     ignore_eos: bool = False
     new_parser: Callable[[], Parser] = PlainParser
     new_constraint: Callable[[], Constraint] | None = None
-    prefill: str = ""
-    """What the client wrote at the beginning of the answer."""
+    shown: frozenset[int] = frozenset()
+    """Control tokens that the parser must see."""
 
     def generation(self, choice: int) -> GenerationRequest:
         """One of the answers, as the engine is asked for it."""
@@ -63,4 +73,5 @@ class Ask:
             constraint=None if self.new_constraint is None else self.new_constraint(),
             salt=self.salt,
             ignore_eos=self.ignore_eos,
+            shown=self.shown,
         )

@@ -125,6 +125,7 @@ class _Choice:
         self._end_ids = end_ids
         self._tokens: list[Token] = []
         self._called = False
+        self.complete = False
 
     def take(self, event: generation.Event) -> list[Event]:
         """The neutral events of one of the engine's.
@@ -136,7 +137,11 @@ class _Choice:
         if isinstance(event, generation.TextEvent):
             if event.token is not None and event.token.id not in self._end_ids:
                 self._tokens.append(event.token)
-            return self._pieces(self._parser.push(event.text)) if event.text else []
+            if not event.text or self.complete:
+                return []
+            out = self._pieces(self._parser.push(event.text))
+            self.complete = self._parser.complete
+            return out
         return self._finish(event)
 
     def _pieces(self, found: list[OutputEvent]) -> list[Event]:
@@ -149,7 +154,7 @@ class _Choice:
     def _finish(self, event: generation.FinishEvent) -> list[Event]:
         if event.error is not None:
             raise from_kinetic(event.error)
-        ended = event.reason in ("end", "stop")
+        ended = event.reason in ("end", "stop") or self.complete
         out = self._pieces(self._parser.flush("stop" if ended else "length"))
         reason: FinishReason = "length"
         if ended:
@@ -257,9 +262,12 @@ class Answers:
             except TimeoutError:
                 yield Quiet()
                 continue
-            for made in self._choices[choice].take(event):
+            one = self._choices[choice]
+            for made in one.take(event):
                 left -= isinstance(made, Finish)
                 yield made
+            if one.complete and choice < len(self._generations):
+                self._generations[choice].cancel()
 
     async def whole(self) -> list[Whole]:
         """All choices, gathered.

@@ -10,6 +10,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -36,7 +37,7 @@ from kinetic.server.openai import prompt_ids
 from kinetic.server.prompts import Conversation, Prompt, chat_prompt
 from kinetic.server.reply import Stream, json_response, whole
 from kinetic.server.service import Service
-from kinetic.server.shaping import Shape, shaped
+from kinetic.server.shaping import Shape, choose_tools, shaped
 from kinetic.text.events import Reasoning, Text, ToolArguments, ToolCallEnd, ToolCallStart
 
 log = logging.getLogger("kinetic.server")
@@ -252,29 +253,29 @@ def _loaded(service: Service, body: _Common, more: Json) -> Json:
 
 
 def _chat_ask(service: Service, body: ChatBody, salt: str) -> Ask:
-    tools = body.tools or []
+    tools, choice = choose_tools(body.tools, None)
     think, effort = _thinking(body.think)
     talk = Conversation(
         [_message(m, i) for i, m in enumerate(body.messages or ())], tools, None, think, effort
     )
-    return _ask(service, body, chat_prompt(service, talk), tools, salt)
+    return _ask(service, body, chat_prompt(service, talk), Shape(chat=True, choice=choice), salt)
 
 
 def _generate_ask(service: Service, body: GenerateBody, salt: str) -> Ask:
     text = body.prompt or ""
     if body.raw or service.model.chat_template is None:
         (ids,) = prompt_ids(service, text)
-        return _ask(service, body, Prompt(ids, text), [], salt)
+        return _ask(service, body, Prompt(ids, text), Shape(), salt)
     messages: list[Json] = []
     if body.system:
         messages.append({"role": "system", "content": body.system})
     messages.append({"role": "user", "content": text})
     think, effort = _thinking(body.think)
     prompt = chat_prompt(service, Conversation(messages, (), None, think, effort))
-    return _ask(service, body, prompt, [], salt)
+    return _ask(service, body, prompt, Shape(chat=True), salt)
 
 
-def _ask(service: Service, body: _Common, prompt: Prompt, tools: list[Json], salt: str) -> Ask:
+def _ask(service: Service, body: _Common, prompt: Prompt, shape: Shape, salt: str) -> Ask:
     check_length(prompt.ids, service)
     options = {k: v for k, v in (body.options or {}).items() if v is not None}
     try:
@@ -283,8 +284,8 @@ def _ask(service: Service, body: _Common, prompt: Prompt, tools: list[Json], sal
         limit = msgspec.convert(options.get("num_predict"), int | None)
     except msgspec.ValidationError as error:
         raise ApiError(400, f"options: {error}") from None
-    shape = Shape(
-        tools=tools,
+    shape = replace(
+        shape,
         json_object=body.format == "json",
         schema=body.format if isinstance(body.format, dict) else None,
     )
@@ -298,7 +299,6 @@ def _ask(service: Service, body: _Common, prompt: Prompt, tools: list[Json], sal
         stop=stops(fields.stop),
         logprobs=logprobs,
         salt=salt,
-        prefill=prompt.prefill,
         **shaped(service, shape, prompt),
     )
 

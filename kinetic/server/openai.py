@@ -31,7 +31,7 @@ from kinetic.server.fields import (
 from kinetic.server.prompts import Conversation, Prompt, chat_prompt, think_of
 from kinetic.server.reply import DONE, KEEP_ALIVE, Stream, json_response, sse, whole
 from kinetic.server.service import Service
-from kinetic.server.shaping import Shape, response_format_shape, shaped
+from kinetic.server.shaping import Shape, choose_tools, response_format_shape, shaped
 from kinetic.text.events import Reasoning, Text, ToolArguments, ToolCallStart
 
 Count = Annotated[int, Meta(ge=1)]
@@ -66,6 +66,7 @@ class ChatFields(GenerationFields, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     chat_template_kwargs: Json | None = None
     reasoning_effort: str | None = None
+    reasoning_format: str | None = None
     enable_thinking: bool | None = None
     tools: list[Json] | None = None
     tool_choice: str | Json | None = None
@@ -154,18 +155,16 @@ def _chat_ask(service: Service, body: ChatFields, salt: str) -> Ask:
         logprobs=logprobs,
         salt=salt,
         ignore_eos=bool(body.ignore_eos),
-        prefill=prompt.prefill,
         **shaped(service, shape, prompt),
     )
 
 
 def chat_shape(service: Service, body: ChatFields) -> tuple[Prompt, Shape]:
     """The prompt of a chat, and what its answer must look like."""
-    hidden = body.tool_choice == "none"
     think = body.enable_thinking
     if think is None:
         think = think_of(body.reasoning_effort)
-    tools = [] if hidden else (body.tools or [])
+    tools, choice = choose_tools(body.tools, body.tool_choice)
     talk = Conversation(
         messages=body.messages,
         tools=tools,
@@ -174,9 +173,10 @@ def chat_shape(service: Service, body: ChatFields) -> tuple[Prompt, Shape]:
         effort=body.reasoning_effort,
     )
     shape = Shape(
-        tools=tools,
-        tool_choice=body.tool_choice,
+        chat=True,
+        choice=choice,
         parallel_calls=body.parallel_tool_calls,
+        reasoning=body.reasoning_format != "none",
         grammar=body.grammar,
         **response_format_shape(body.response_format),
     )

@@ -11,6 +11,7 @@ from typing import Any
 from kinetic.errors import KineticError, TemplateError
 from kinetic.server.errors import ApiError, from_kinetic
 from kinetic.server.service import Service
+from kinetic.text.reasoning import opened_by, thinking_kwargs
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 _NINE_LETTERS = re.compile(r"length\s*!=\s*9|length\s+9|of length 9|length 9")
@@ -24,6 +25,8 @@ class Prompt:
     ids: list[int]
     text: str
     prefill: str = ""
+    thinking: bool = False
+    """Whether it ends inside a block of thinking."""
 
 
 @dataclass(frozen=True)
@@ -71,17 +74,23 @@ def chat_prompt(service: Service, talk: Conversation) -> Prompt:
         rendered = template.render(
             messages, tools=list(talk.tools) or None, **template_variables(service, talk)
         )
-        if prefill:
-            open_thought = rendered.text.rstrip().endswith("<think>")
-            if open_thought and prefill.startswith("<think>"):
-                prefill = prefill.removeprefix("<think>").lstrip("\n")
-            elif open_thought:
-                prefill = f"\n</think>\n\n{prefill}"
-            start = len(rendered.text)
-            text = rendered.text + prefill
+        style = service.chat_format.reasoning
+        thinking = opened_by(style, rendered.text, rendered.user_spans)
+        more = prefill or ""
+        if style is not None and thinking:
+            opener = style.opener.rstrip("\n")
+            if more.startswith(opener):
+                more = more.removeprefix(opener).lstrip("\n")
+            elif prefill or _forbids(service, talk):
+                more = f"\n{style.closer}\n\n{more}"
+            thinking = style.closer not in more
+        elif style is not None and more.lstrip().startswith(style.opener):
+            thinking = style.closer not in more
+        if more:
+            start, text = len(rendered.text), rendered.text + more
             spans = (*rendered.model_spans, (start, len(text)))
             rendered = replace(rendered, text=text, model_spans=spans)
-        return Prompt(template.encode(rendered), rendered.text, prefill or "")
+        return Prompt(template.encode(rendered), rendered.text, more, thinking)
     except TemplateError as error:
         raise ApiError(400, str(error), _param_of(str(error))) from None
     except KineticError as error:
@@ -98,12 +107,17 @@ def template_variables(service: Service, talk: Conversation) -> dict[str, Any]:
                 f"chat_template_kwargs may not set {name!r}, which the request itself does",
                 "chat_template_kwargs",
             )
-    think = service.options.think if talk.think is None else talk.think
-    if think is not None:
-        kwargs.setdefault("enable_thinking", think)
-    if talk.effort is not None and talk.effort != "none":
-        kwargs.setdefault("reasoning_effort", talk.effort)
-    return kwargs
+    think: bool | str | None = talk.effort
+    if think is None:
+        think = service.options.think if talk.think is None else talk.think
+    return {**thinking_kwargs(service.chat_format.reasoning, think), **kwargs}
+
+
+def _forbids(service: Service, talk: Conversation) -> bool:
+    """Whether a request, or else the server, asks for no thinking."""
+    if talk.think is None and talk.effort is None:
+        return service.options.think is False
+    return talk.think is False or think_of(talk.effort) is False
 
 
 def think_of(effort: str | None) -> bool | None:

@@ -30,7 +30,7 @@ from kinetic.server.fields import (
 from kinetic.server.prompts import Conversation, chat_prompt, think_of
 from kinetic.server.reply import KEEP_ALIVE, Stream, json_response, sse, whole
 from kinetic.server.service import Service
-from kinetic.server.shaping import Shape, response_format_shape, shaped
+from kinetic.server.shaping import Shape, choose_tools, response_format_shape, shaped
 from kinetic.text.events import Reasoning, Text, ToolArguments, ToolCallEnd, ToolCallStart
 
 log = logging.getLogger("kinetic.server")
@@ -92,15 +92,15 @@ def _ask(service: Service, body: ResponsesBody, salt: str) -> Ask:
     messages = _one_system(messages)
     if not any(m["role"] != "system" for m in messages):
         messages.append({"role": "user", "content": ""})  # some clients probe with nothing
-    tools = [] if body.tool_choice == "none" else _tools(body.tools or [])
+    tools, choice = choose_tools(_tools(body.tools or []), _choice(body.tool_choice))
     effort = (body.reasoning or {}).get("effort")
     effort = effort if isinstance(effort, str) else None
     talk = Conversation(messages, tools, body.chat_template_kwargs, think_of(effort), effort)
     prompt = chat_prompt(service, talk)
     check_length(prompt.ids, service)
     shape = Shape(
-        tools=tools,
-        tool_choice=_choice(body.tool_choice),
+        chat=True,
+        choice=choice,
         parallel_calls=body.parallel_tool_calls,
         **response_format_shape((body.text or {}).get("format")),
     )
@@ -110,7 +110,6 @@ def _ask(service: Service, body: ResponsesBody, salt: str) -> Ask:
         params=sampling_params(sampling, service),
         max_tokens=body.max_output_tokens,
         salt=salt,
-        prefill=prompt.prefill,
         **shaped(service, shape, prompt),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,10 +13,14 @@ from kinetic.runtime.sampling import SamplingParams
 from kinetic.server.errors import ApiError
 from kinetic.server.metrics import Metrics
 from kinetic.server.slots import Slots
+from kinetic.text.output import ChatFormat
 
 if TYPE_CHECKING:
     from kinetic.api import Model
     from kinetic.server.events import Answers
+
+
+_format_of = functools.lru_cache(maxsize=4)(ChatFormat.of)
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,12 @@ class Service:
     def n_vocab(self) -> int:
         """How many tokens the model tells apart."""
         return self.model.graph.meta.n_vocab
+
+    @property
+    def chat_format(self) -> ChatFormat:
+        """How the model's chat template marks thinking and calls."""
+        template = self.model.chat_template
+        return _format_of(template.source if template is not None else "")
 
     def need_text_model(self) -> None:
         """Raises: ApiError (400) where the model generates no text."""

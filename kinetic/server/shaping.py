@@ -6,21 +6,43 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kinetic.server.errors import ApiError
+from kinetic.errors import KineticError
+from kinetic.server.errors import ApiError, from_kinetic
 from kinetic.server.prompts import Prompt
 from kinetic.server.service import Service
+from kinetic.text.output import OutputParser
+from kinetic.text.tools import ToolChoice, choose, tools_of
+
+
+_NO_TOOLS = ToolChoice(())
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a request says of its answer's form."""
+    """What a request says of its answer's form. Only a chat's answer is told apart."""
 
-    tools: Sequence[Mapping[str, Any]] = ()
-    tool_choice: str | Mapping[str, Any] | None = None
+    chat: bool = False
+    choice: ToolChoice = _NO_TOOLS
     parallel_calls: bool | None = None
+    reasoning: bool = True
     schema: Mapping[str, Any] | bool | None = None
     json_object: bool = False
     grammar: str | None = None
+
+
+def choose_tools(
+    tools: Sequence[Mapping[str, Any]] | None, choice: object
+) -> tuple[list[Mapping[str, Any]], ToolChoice]:
+    """The definitions to show the model, and what it may or must call.
+
+    Raises: ApiError for tools or a choice that make no sense.
+    """
+    try:
+        chosen = choose(tools_of(tools or ()), choice)
+    except KineticError as error:
+        raise from_kinetic(error) from None
+    names = {tool.name for tool in chosen.tools}
+    return [t for t in tools or () if t.get("function", t).get("name") in names], chosen
 
 
 def response_format_shape(given: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -58,6 +80,19 @@ def shaped(service: Service, shape: Shape, prompt: Prompt | None) -> dict[str, A
 
     Raises: ApiError for what cannot be held to.
     """
-    if shape.schema is not None or shape.json_object or shape.grammar:
+    if shape.schema is not None or shape.json_object or shape.grammar or shape.choice.forced:
         raise ApiError(400, "constrained output is not in this build", code="not_supported")
-    return {}
+    if not shape.chat:
+        return {}
+    style = service.chat_format
+
+    def new_parser() -> OutputParser:
+        return OutputParser(
+            style,
+            tools=shape.choice.tools,
+            is_open=prompt is not None and prompt.thinking,
+            reasoning=shape.reasoning,
+            parallel=shape.parallel_calls is not False,
+        )
+
+    return {"new_parser": new_parser, "shown": style.shown(service.model.tokenizer)}
