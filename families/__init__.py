@@ -51,6 +51,9 @@ SUPPORTED: dict[str, str] = {
 }
 """The module of each architecture, by the file's `general.architecture`."""
 
+EXPERIMENTAL = ("lfm3",)
+"""Families without a public reference to hold them to."""
+
 DRAFTING = ("qwen35", "qwen35moe")
 """Families whose files may hold a block that predicts a further token."""
 

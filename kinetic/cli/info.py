@@ -117,6 +117,15 @@ def describe(path: Path, gguf: GGUFFile) -> Info:
     )
 
 
+def _standing(info: Info) -> str:
+    """What is to be said of an architecture."""
+    from kinetic.families import EXPERIMENTAL
+
+    if info.architecture in EXPERIMENTAL:
+        return " (experimental: there is no public reference to compare with)"
+    return "" if info.supported else f" {_NOT_YET}"
+
+
 def as_text(info: Info) -> str:
     """The report for people. Text from the file is shown with control characters spelled out."""
     rows: list[tuple[str, str]] = []
@@ -125,7 +134,7 @@ def as_text(info: Info) -> str:
         rows.append((label, printable(text).replace("\n", " ")))
 
     row("name", info.name or "none")
-    row("architecture", info.architecture + ("" if info.supported else f" {_NOT_YET}"))
+    row("architecture", info.architecture + _standing(info))
     if info.pooling == "rank":
         row("kind", "reranking model (scores, no text)")
     elif info.pooling is not None:

@@ -196,3 +196,9 @@ def test_one_model_at_a_time(kinetic, model):
     done = kinetic("info", model(), "another.gguf")
     assert done.returncode == 2
     assert "a word too many" in done.stderr
+
+
+def test_info_says_that_a_family_is_experimental(kinetic, tmp_path):
+    done = kinetic("info", tiny_model("lfm3", tmp_path / "m.gguf"))
+    assert done.returncode == 0
+    assert "lfm3 (experimental: there is no public reference" in done.stdout
