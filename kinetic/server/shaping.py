@@ -13,7 +13,6 @@ from kinetic.server.service import Service
 from kinetic.text.output import OutputParser
 from kinetic.text.tools import ToolChoice, choose, tools_of
 
-
 _NO_TOOLS = ToolChoice(())
 
 
