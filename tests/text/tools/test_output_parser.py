@@ -122,12 +122,10 @@ def test_case_cut_in_every_way(name: str) -> None:
         assert finish == ("tool_calls" if calls else "stop")
 
 
-PARTS = st.sampled_from(
-    """<tool_call> </tool_call> <function=shell> </function> <parameter=command> </parameter>
+_WORDS = """<tool_call> </tool_call> <function=shell> </function> <parameter=command> </parameter>
     <think> </think> [TOOL_CALLS] [ARGS] shell {"name":"echo"} {"name":"a","arguments":{}}
-    <|tool_call_start|> <|tool_call_end|> <|tool_call|> [ ] echo(text='a') [echo( < ' " x""".split()
-    + ["\n", " "]
-)
+    <|tool_call_start|> <|tool_call_end|> <|tool_call|> [ ] echo(text='a') [echo( < ' " x"""
+PARTS = st.sampled_from([*_WORDS.split(), "\n", " "])
 
 
 @settings(max_examples=300, deadline=None)

@@ -1,0 +1,137 @@
+"""Makes a JSON Schema safe for the grammar library, or refuses it: nothing is ever ignored.
+
+The library refuses most of what it cannot enforce. What it would let pass is caught here:
+
+    x-guidance            switches of the library's own, one of which ignores keywords
+    a key with an escape  `{"\\u0061": ...}` is the key `a`, but the library takes it for another;
+                          so "any other key" is written as a pattern, whose keys have no escapes
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import cast
+
+from kinetic.errors import UsageError
+
+MAX_BYTES = 1 << 18
+MAX_DEPTH = 128
+_ONE: tuple[str, ...] = (
+    "additionalProperties",
+    "items",
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+    "propertyNames",
+)
+_ONE += ("unevaluatedItems", "unevaluatedProperties", "contentSchema")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_REFUSED: tuple[str, ...] = ("x-guidance", "$dynamicRef", "$recursiveRef", "unevaluatedItems")
+_REFUSED += ("unevaluatedProperties", "dependencies", "dependentSchemas", "dependentRequired")
+_REFUSED += ("propertyNames", "uniqueItems", "contains", "minContains", "maxContains", "not")
+_REFUSED += ("if", "then", "else")
+_HARMLESS: Mapping[str, object] = {"uniqueItems": False}
+
+
+def prepared(schema: object) -> dict[str, object] | bool:
+    """The schema as the library is to have it.
+
+    *Raises*: UsageError for what is no schema, too big or deep, or cannot be enforced.
+    """
+    try:
+        size = len(json.dumps(schema))
+    except (ValueError, TypeError, RecursionError):
+        raise UsageError("the schema must be JSON that is not nested too deep") from None
+    if size > MAX_BYTES:
+        raise UsageError(f"the schema has {size} bytes, more than the allowed {MAX_BYTES}")
+    return _schema(schema, "", 0, schema)
+
+
+def _schema(schema: object, where: str, depth: int, root: object) -> dict[str, object] | bool:
+    if isinstance(schema, bool):
+        return schema
+    place = where or "/"
+    if not isinstance(schema, Mapping):
+        raise UsageError(f"the schema at {place} must be an object, true or false")
+    if depth > MAX_DEPTH:
+        raise UsageError(f"the schema is nested more than {MAX_DEPTH} levels deep")
+    for key in _REFUSED:
+        if key in schema and not (key in _HARMLESS and schema[key] == _HARMLESS[key]):
+            raise UsageError(f"the schema's {where}/{key} cannot be enforced; leave {key} out")
+    if depth and ("$id" in schema or "$anchor" in schema):
+        raise UsageError(f"the schema's {where}/$id or $anchor is not supported; use #/$defs/...")
+    reference = schema.get("$ref")
+    if reference is not None and not (isinstance(reference, str) and reference.startswith("#")):
+        raise UsageError(f"the schema's {where}/$ref must begin with #, inside this schema")
+    out: dict[str, object] = dict(schema)
+    for key, value in schema.items():
+        if key in _ONE:
+            out[key] = _schema(value, f"{where}/{key}", depth + 1, root)
+        elif key in _LISTS and isinstance(value, list):
+            out[key] = [
+                _schema(v, f"{where}/{key}/{i}", depth + 1, root) for i, v in enumerate(value)
+            ]
+        elif key in _MAPS and isinstance(value, Mapping):
+            out[key] = {
+                k: _schema(v, f"{where}/{key}/{k}", depth + 1, root) for k, v in value.items()
+            }
+    if "anyOf" not in out and _apart(out.get("oneOf"), root):
+        out["anyOf"] = out.pop("oneOf")
+    _close_keys(out, where)
+    return out
+
+
+def _apart(choices: object, root: object) -> bool:
+    """Whether no value can match two of the choices, since their types differ."""
+    if not isinstance(choices, list):
+        return False
+    seen: set[str] = set()
+    for choice in choices:
+        for _ in range(MAX_DEPTH):
+            reference = choice.get("$ref") if isinstance(choice, Mapping) else None
+            if not isinstance(reference, str) or not reference.startswith("#/$defs/"):
+                break
+            definitions = root.get("$defs") if isinstance(root, Mapping) else None
+            name = reference.removeprefix("#/$defs/")
+            choice = definitions.get(name) if isinstance(definitions, Mapping) else None
+        kind = choice.get("type") if isinstance(choice, Mapping) else None
+        kinds = [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else []
+        own = {"number" if k == "integer" else str(k) for k in kinds}
+        if not own or own & seen:
+            return False
+        seen |= own
+    return True
+
+
+def _close_keys(schema: dict[str, object], where: str) -> None:
+    names = schema.get("properties") or {}
+    patterns = schema.get("patternProperties") or {}
+    other = schema.get("additionalProperties", True)
+    if other is False or not isinstance(names, Mapping) or not (names or patterns):
+        return
+    if patterns:
+        raise UsageError(
+            f"the schema's {where}/patternProperties can only be enforced "
+            "with additionalProperties false"
+        )
+    others = cast(Mapping[str, object], {other_keys(list(names)): other})
+    schema["patternProperties"], schema["additionalProperties"] = dict(others), False
+
+
+def other_keys(names: list[str]) -> str:
+    """A pattern of every text but these."""
+    heads = sorted({name[:k] for name in names for k in range(len(name) + 1)})
+    parts = [_spelled(h) for h in heads if h not in names]
+    for head in heads:
+        after = sorted({h[len(head)] for h in heads if len(h) == len(head) + 1 and h[:-1] == head})
+        chars = "".join(f"\\x{{{ord(c):x}}}" for c in after)
+        parts.append(_spelled(head) + (f"[^{chars}]" if chars else r"[\s\S]") + r"[\s\S]*")
+    return f"^(?:{'|'.join(parts)})$"
+
+
+def _spelled(text: str) -> str:
+    return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
