@@ -13,6 +13,7 @@ from kinetic.runtime.sampling import SamplingParams
 from kinetic.server.errors import ApiError
 from kinetic.server.metrics import Metrics
 from kinetic.server.slots import Slots
+from kinetic.text.grammar import GrammarVocabulary
 from kinetic.text.output import ChatFormat
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Service:
         self.answers: set[Answers] = set()
         self.ahead: Answers | None = None
         self.stopping = False
+        self.vocabulary = GrammarVocabulary(model.tokenizer)
 
     @property
     def n_ctx(self) -> int:

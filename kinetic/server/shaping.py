@@ -10,6 +10,7 @@ from kinetic.errors import KineticError
 from kinetic.server.errors import ApiError, from_kinetic
 from kinetic.server.prompts import Prompt
 from kinetic.server.service import Service
+from kinetic.text.grammar import AfterReasoning, GrammarConstraint, json_schema, json_value
 from kinetic.text.output import OutputParser
 from kinetic.text.tools import ToolChoice, choose, tools_of
 
@@ -79,19 +80,53 @@ def shaped(service: Service, shape: Shape, prompt: Prompt | None) -> dict[str, A
 
     Raises: ApiError for what cannot be held to.
     """
-    if shape.schema is not None or shape.json_object or shape.grammar or shape.choice.forced:
-        raise ApiError(400, "constrained output is not in this build", code="not_supported")
+    out: dict[str, Any] = {}
+    thinking = prompt is not None and prompt.thinking
+    constraint: GrammarConstraint | AfterReasoning | None
+    constraint = inner = _constraint(service, shape)
+    format = service.chat_format
+    if constraint is not None and inner is not None:
+        if shape.chat and shape.reasoning and format.reasoning is not None:
+            constraint = AfterReasoning(
+                inner, service.vocabulary, format.reasoning, is_open=thinking
+            )
+        out["new_constraint"] = constraint.clone
     if not shape.chat:
-        return {}
-    style = service.chat_format
+        return out
 
     def new_parser() -> OutputParser:
         return OutputParser(
-            style,
+            format,
             tools=shape.choice.tools,
-            is_open=prompt is not None and prompt.thinking,
+            is_open=thinking,
             reasoning=shape.reasoning,
             parallel=shape.parallel_calls is not False,
         )
 
-    return {"new_parser": new_parser, "shown": style.shown(service.model.tokenizer)}
+    return {
+        **out,
+        "new_parser": new_parser,
+        "shown": format.shown(service.model.tokenizer),
+    }
+
+
+def _constraint(service: Service, shape: Shape) -> GrammarConstraint | None:
+    """What the answer is held to; compiled here, so that what cannot be is refused at once."""
+    wanted = {
+        "response_format": shape.schema is not None or shape.json_object,
+        "grammar": bool(shape.grammar),
+        "a forced tool call": shape.choice.forced,
+    }
+    named = [name for name, given in wanted.items() if given]
+    if not named:
+        return None
+    if len(named) > 1:
+        raise ApiError(400, f"use one of {' and '.join(named)}, not both", "response_format")
+    try:
+        if shape.json_object:
+            return json_value(service.vocabulary)
+        if shape.schema is not None:
+            return json_schema(service.vocabulary, shape.schema)
+    except KineticError as error:
+        raise from_kinetic(error) from None
+    raise ApiError(400, f"{named[0]} is not in this build", named[0], code="not_supported")

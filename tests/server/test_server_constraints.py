@@ -1,0 +1,86 @@
+"""Answers held to JSON, schemas and grammars, and what cannot be held to."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("llguidance")
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 3, "maximum": 120}, "ok": {"const": "YES"}},
+    "required": ["n", "ok"],
+    "additionalProperties": False,
+}
+HI = [{"role": "user", "content": "hi"}]
+FORMAT = {"type": "json_schema", "json_schema": {"name": "r", "strict": True, "schema": SCHEMA}}
+BAD = {"type": "object", "properties": {"x": {"type": "string", "pattern": "^(abc$"}}}
+
+
+def holds(text):
+    value = json.loads(text)
+    return set(value) == {"n", "ok"} and 3 <= value["n"] <= 120 and value["ok"] == "YES"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_dialect_holds_to_a_schema(client, seed):
+    free = {"temperature": 1.5, "seed": seed}
+    chat = client.chat(response_format=FORMAT, max_tokens=300, **free).json["choices"][0]
+    assert chat["finish_reason"] == "stop" and holds(chat["message"]["content"])
+    chunks = client.chat(response_format=FORMAT, max_tokens=300, stream=True, **free).events[:-1]
+    text = "".join(c["choices"][0]["delta"].get("content", "") for _, c in chunks)
+    assert text == chat["message"]["content"]
+    body = {"prompt": "x", "response_format": FORMAT, "max_tokens": 300, **free}
+    assert holds(client.post("/v1/completions", body).json["choices"][0]["text"])
+    body = {"prompt": "x", "json_schema": SCHEMA, "n_predict": 300, **free}
+    assert holds(client.post("/completion", body).json["content"])
+    options = {"num_predict": 300, **free}
+    body = {"messages": HI, "format": SCHEMA, "stream": False, "options": options}
+    assert holds(client.post("/api/chat", body).json["message"]["content"])
+    body = {"prompt": "hi", "format": SCHEMA, "stream": False, "options": options}
+    assert holds(client.post("/api/generate", body).json["response"])
+    body = {"messages": HI, "max_tokens": 300, "output_format": {"schema": SCHEMA}, **free}
+    assert holds(client.post("/v1/messages", body).json["content"][0]["text"])
+    text = {"format": {"type": "json_schema", "name": "r", "schema": SCHEMA}}
+    body = {"input": "hi", "max_output_tokens": 300, "text": text, **free}
+    reply = client.post("/v1/responses", body).json
+    assert holds(reply["output"][0]["content"][0]["text"])
+
+
+def test_any_json(client):
+    for seed in range(3):
+        settings = {"temperature": 1.5, "seed": seed, "max_tokens": 200}
+        chat = client.chat(response_format={"type": "json_object"}, **settings).json["choices"][0]
+        if chat["finish_reason"] == "stop":
+            json.loads(chat["message"]["content"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "/v1/chat/completions",
+            {
+                "messages": HI,
+                "response_format": {"type": "json_schema", "json_schema": {"schema": BAD}},
+            },
+        ),
+        ("/v1/chat/completions", {"messages": HI, "response_format": {"type": "json_schema"}}),
+        ("/completion", {"prompt": "x", "json_schema": BAD}),
+        ("/completion", {"prompt": "x", "grammar": "reply ::= 'ok'"}),
+        ("/v1/chat/completions", {"messages": HI, "grammar": "root ::= ("}),
+        ("/api/chat", {"messages": HI, "format": BAD, "stream": False}),
+        ("/v1/messages", {"messages": HI, "max_tokens": 9, "output_format": {"schema": BAD}}),
+    ],
+)
+def test_what_cannot_be_held_to_is_refused(client, path, body):
+    reply = client.post(path, body)
+    assert reply.status == 400, reply.body
+    assert b"error" in reply.body and b"/kinetic" not in reply.body
+
+
+def test_one_form_at_a_time(client):
+    both = client.chat(response_format=FORMAT, grammar='root ::= "a"')
+    assert both.status == 400
