@@ -20,7 +20,8 @@ from _setup import ensure_software_vulkan, ensure_venv, run
 def main() -> int:
     """Set up what is missing, then run pytest."""
     arguments = sys.argv[1:]
-    python = ensure_venv("test", "vulkan", "server")
+    clients = ["clients"] if "slow" in arguments else []
+    python = ensure_venv("test", "vulkan", "server", *clients)
     ensure_software_vulkan()
     if not any(word == "-m" or word.startswith("-m=") for word in arguments):
         arguments = ["-m", "not slow", *arguments]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -170,3 +171,81 @@ def test_schemathesis_finds_no_server_error(client):
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     assert client.chat().status == 200
+
+
+def test_openai_tools_and_schemas(openai):
+    tool = {"type": "function", "function": WEATHER}
+    messages = [{"role": "user", "content": "What is the weather in Paris? Use the tool."}]
+    settings = {"model": "x", "max_tokens": 80, "temperature": 0, "messages": messages}
+    whole = openai.chat.completions.create(**settings, tools=[tool]).choices[0]
+    stream = openai.chat.completions.create(**settings, tools=[tool], stream=True)
+    deltas = [c.choices[0].delta for c in stream if c.choices]
+    text = "".join(d.content or "" for d in deltas)
+    assert text == (whole.message.content or "")
+    calls = [part for d in deltas for part in d.tool_calls or ()]
+    arguments = "".join(part.function.arguments or "" for part in calls)
+    if whole.message.tool_calls:
+        assert arguments == whole.message.tool_calls[0].function.arguments
+    schema = {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 20},
+            "size": {"type": "integer", "minimum": 0, "maximum": 1000},
+        },
+        "required": ["city", "size"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "c", "strict": True, "schema": schema}}
+    held = openai.chat.completions.create(**settings, response_format=form).choices[0]
+    assert set(json.loads(held.message.content)) == {"city", "size"}
+
+
+def test_langchain(real):
+    library = pytest.importorskip("langchain_openai")
+    from pydantic import BaseModel
+
+    class Person(BaseModel):
+        """A person."""
+
+        name: str
+        age: int
+
+    chat = library.ChatOpenAI(
+        base_url=f"http://127.0.0.1:{real.port}/v1",
+        api_key="any",
+        model="x",
+        temperature=0,
+        max_tokens=60,
+    )
+    assert "hello" in chat.invoke("Say hello in three words.").content.lower()
+    assert "".join(c.content for c in chat.stream("Say hello in three words."))
+    person = chat.with_structured_output(Person, method="json_schema").invoke("Ann is 30.")
+    assert isinstance(person, Person)
+    bound = chat.bind_tools([Person], tool_choice="auto", parallel_tool_calls=False)
+    assert bound.invoke("Ann is 30.") is not None
+
+
+def test_llama_index(real):
+    library = pytest.importorskip("llama_index.llms.openai_like")
+    model = library.OpenAILike(
+        api_base=f"http://127.0.0.1:{real.port}/v1",
+        api_key="any",
+        model="x",
+        is_chat_model=True,
+        temperature=0,
+        max_tokens=12,
+    )
+    assert "hello" in model.complete("Say hello in three words.").text.lower()
+
+
+def test_litellm(real):
+    library = pytest.importorskip("litellm")
+    done = library.completion(
+        model="openai/x",
+        api_base=f"http://127.0.0.1:{real.port}/v1",
+        api_key="any",
+        messages=HI,
+        max_tokens=12,
+        temperature=0,
+    )
+    assert "hello" in done.choices[0].message.content.lower()
