@@ -140,6 +140,8 @@ async def show(request: Request) -> Response:
 
 def capabilities(service: Service) -> list[str]:
     """What the model can do, in Ollama's words."""
+    if service.model.pooling is not None:
+        return ["embedding"]
     template = service.model.chat_template
     source = template.source if template is not None else ""
     out = ["completion"]
