@@ -10,6 +10,7 @@ the block ends what still runs within one step.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kinetic.server.asks import Ask
     from kinetic.server.service import Service
 
+log = logging.getLogger("kinetic.server")
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 
@@ -153,6 +155,7 @@ class _Choice:
 
     def _finish(self, event: generation.FinishEvent) -> list[Event]:
         if event.error is not None:
+            log.error("the engine failed on a request: %s", event.error)
             raise from_kinetic(event.error)
         ended = event.reason in ("end", "stop") or self.complete
         out = self._pieces(self._parser.flush("stop" if ended else "length"))
