@@ -35,6 +35,7 @@ COMMANDS = {
     "fit": "shows where each model would run and roughly how fast",
     "plan": "shows where a model would go in memory, without loading it",
     "can-run": "shows which files of a repository would run here",
+    "quantize": "writes a model in another weight type, as llama-quantize does",
     "show": "prints a model's IR after any pass, its plan, or a kernel's assembly",
     "completion": "prints a script that completes commands and models in a shell",
 }
@@ -42,7 +43,7 @@ COMMANDS = {
 # Commands of the manual that later versions bring: named, so that the error can be honest.
 NOT_YET = (
     *("chat", "verify", "verify-receipt"),
-    *("quantize", "perplexity"),
+    "perplexity",
 )
 
 
