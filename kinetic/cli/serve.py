@@ -136,22 +136,6 @@ def build_parser() -> CommandParser:
         type=name("a file"),
         help="a Jinja chat template to use instead of the model's own",
     )
-    option(
-        group,
-        "--cache-dir",
-        metavar="DIR",
-        type=name("a folder"),
-        help="where the states of earlier prompts are kept between starts "
-        "[default: warm in Kinetic's cache folder]",
-    )
-    option(group, "--no-prompt-cache", help="run every prompt from its first token")
-    option(
-        group,
-        "--off",
-        metavar="LIST",
-        help="turn speed technologies off, by names with commas between: rad1, warm-start; "
-        "answers stay the same",
-    )
     option(group, "--no-webui", help="no chat page at /")
     add_sampling(parser)
     add_runtime(parser)
@@ -230,19 +214,13 @@ def _server_options(options: argparse.Namespace) -> ServerOptions:
 
 
 def _load(path: Path, options: argparse.Namespace) -> Model:
-    from kinetic import settings
     from kinetic.api import Model
 
-    off = {word.strip() for word in (options.off or "").split(",") if word.strip()}
-    if options.no_prompt_cache:
-        off.add("warm-start")
     bar = LoadBar()
     try:
         return Model.load(
             path,
             ctx_size=options.ctx_size,
-            off=sorted(off),
-            cache_dir=options.cache_dir or settings.cache_dir() / "warm",
             parallel=options.parallel or DEFAULT_PARALLEL,
             queue_limit=options.queue,
             progress=bar.progress,
