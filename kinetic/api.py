@@ -59,6 +59,7 @@ from kinetic.runtime.repack_cache import DEFAULT_LIMIT, CacheEntry, entry_key
 from kinetic.runtime.request import Request
 from kinetic.runtime.sampling import DRY_BREAKERS, Sampler, SamplingParams
 from kinetic.runtime.scheduler import Scheduler
+from kinetic.technologies import TECHNOLOGIES
 from kinetic.text.breakers import token_sequences
 from kinetic.text.chat_template import ChatTemplate
 from kinetic.text.tokenizer import Tokenizer
@@ -71,8 +72,6 @@ DEFAULT_CTX = 32768
 CPU_NAME = "the CPU"
 _PROMPT_SETS = {"self", "messages", "tools", "add_generation_prompt"}
 """Variables of a chat template that are not the caller's to set."""
-TECHNOLOGIES = ("rad1", "warm-start", "zero-wait", "shortlist", "torque", "convoy")
-"""What makes answers come faster, by the names that `off` takes."""
 MAX_PARALLEL = 64
 """Requests at once: each may want an output of a step."""
 _MOST_SPARE = 1 << 16

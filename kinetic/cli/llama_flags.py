@@ -31,7 +31,7 @@ SPELLINGS = {
 _SWITCHES = (
     *("--jinja", "--mmap", "-cb", "--cont-batching", "-nocb", "--no-cont-batching"),
     *("--no-warmup", "-no-cnv", "--no-conversation", "-st", "--single-turn"),
-    *("--no-display-prompt", "--simple-io", "--repack", "--no-prompt-cache"),
+    *("--no-display-prompt", "--simple-io", "--repack"),
     *("--metrics", "--slots", "--no-webui", "--embedding", "--embeddings"),
 )
 _WITH_VALUE = (
@@ -71,7 +71,6 @@ REFUSED = {
 _LORA = "merge the adapter into the model with llama.cpp's llama-export-lora first"
 _IMAGES = "Kinetic reads text alone so far"
 _ROPE = "Kinetic takes the rotary settings of the model file"
-_TECHNOLOGIES = "this version has no speed technology that could be turned off"
 LATER = {
     **dict.fromkeys(("--lora", "--lora-scaled"), _LORA),
     **dict.fromkeys(("--control-vector", "--control-vector-scaled"), "leave it out"),
@@ -84,8 +83,6 @@ LATER = {
         ("-rea", "--reasoning"),
         'where the template has a switch, use --chat-template-kwargs {"enable_thinking": false}',
     ),
-    "--off": _TECHNOLOGIES,
-    "--cache-dir": "no prompt state is kept on disk",
     **dict.fromkeys(("--receipt", "--sign-key"), "receipts come in a later version"),
 }
 

@@ -6,9 +6,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from kinetic import settings
 from kinetic.cli.model_path import find_model
-from kinetic.cli.parser import CommandParser, name, one_of, real, whole
+from kinetic.cli.parser import CommandParser, name, one_of, real, some_of, whole
 from kinetic.errors import UsageError
+from kinetic.technologies import TECHNOLOGIES
 
 DEVICES = {"none": "cpu", "cuda0": "cuda", "vulkan0": "vulkan"}
 DEVICE_CLASSES = ("cpu-x86_64-avx2", "cpu-x86_64-scalar")
@@ -83,6 +85,24 @@ def add_runtime(parser: CommandParser, *, context: bool = True) -> None:
         default=DEFAULT_CACHE_GIB,
         help="most that folder may hold; models unused for longest go "
         f"[default: {DEFAULT_CACHE_GIB}]",
+    )
+    option(
+        title,
+        "--cache-dir",
+        metavar="DIR",
+        type=name("a folder"),
+        help="where the states of prompts are kept, so that later ones that begin alike start "
+        "behind them [default: warm in Kinetic's cache directory]",
+    )
+    option(title, "--no-prompt-cache", help="keep no states of prompts; same as --off warm-start")
+    option(
+        title,
+        "--off",
+        metavar="LIST",
+        type=some_of(*TECHNOLOGIES),
+        default=(),
+        help="speed technologies not to use, comma-separated, none of which changes an answer: "
+        + ", ".join(TECHNOLOGIES),
     )
     option(
         title,
@@ -201,6 +221,8 @@ def load_options(options: argparse.Namespace) -> dict[str, Any]:
         "repack": not options.no_repack,
         "mmap": not options.no_mmap,
         "mlock": options.mlock,
+        "off": frozenset(options.off) | ({"warm-start"} if options.no_prompt_cache else set()),
+        "cache_dir": options.cache_dir or settings.cache_dir() / "warm",
         "repack_cache": options.repack_cache,
         "repack_cache_limit": int(options.repack_cache_limit * 2**30),
     }

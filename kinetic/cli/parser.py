@@ -233,6 +233,18 @@ def name(of: str) -> Callable[[str], str]:
     return convert
 
 
+def some_of(*choices: str) -> Callable[[str], tuple[str, ...]]:
+    """A converter for a comma-separated list of some of the choices."""
+
+    def convert(text: str) -> tuple[str, ...]:
+        chosen = tuple(part.strip() for part in text.split(","))
+        if not set(chosen) <= set(choices):
+            raise argparse.ArgumentTypeError(f"takes some of {', '.join(choices)}, not {text!r}")
+        return chosen
+
+    return convert
+
+
 def one_of(*choices: str, also: Container[str] = ()) -> Callable[[str], str]:
     """A converter that takes one of a few words, or one of other programs' words for them."""
 

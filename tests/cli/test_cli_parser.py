@@ -199,7 +199,7 @@ ACCEPTED = (
     *("--embeddings", "-no-cnv", "--no-conversation", "-st", "--single-turn"),
     *("-b 1", "--batch-size 1", "-ub 1", "--ubatch-size 1", "-tb 1", "--threads-batch 1"),
     *("--cache-reuse 1", "--numa x", "--prio 1", "--poll 1", "-to 1", "--timeout 1"),
-    *("--threads-http 1", "-ctk f16", "-ctv f16", "--cache-type-k=f16", "--no-prompt-cache"),
+    *("--threads-http 1", "-ctk f16", "-ctv f16", "--cache-type-k=f16"),
 )
 NOT_HERE = (
     *("-sm", "--split-mode", "-ts", "--tensor-split", "-mg", "--main-gpu", "-ot"),
@@ -209,7 +209,7 @@ NOT_HERE = (
     *("--image", "--control-vector", "--control-vector-scaled", "--grammar", "--grammar-file"),
     *("-j", "--json-schema", "--api-key-file", "--ssl-key-file", "--ssl-cert-file"),
     *("-np", "-ctk", "-ctv", "-a", "-rea", "--host", "--port", "--mmproj", "--lora"),
-    *("--lora-scaled", "--chat-template-file", "--rope-scaling", "--off", "--receipt"),
+    *("--lora-scaled", "--chat-template-file", "--rope-scaling", "--receipt"),
 )
 
 
