@@ -158,9 +158,9 @@ class GGUFWriter:
                     "to another disk"
                 )
 
-    def write(self, data: bytes | memoryview | np.ndarray) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """The next bytes of the tensor that is not complete yet."""
-        nbytes = memoryview(data).nbytes
+        nbytes = len(data) if isinstance(data, bytes) else data.nbytes
         if not self._left or nbytes > self._left[0]:
             raise InternalError(f"{self.path.name}: more bytes than its tensors have")
         self._write(data)
@@ -171,7 +171,7 @@ class GGUFWriter:
             at = self._file.tell()
             self._write(bytes(_padded(at, self._alignment) - at))
 
-    def _write(self, data: bytes | memoryview | np.ndarray) -> None:
+    def _write(self, data: bytes | memoryview) -> None:
         assert self._file is not None
         try:
             self._file.write(data)

@@ -6,7 +6,7 @@ run      slices of rows -> floats -> blocks, on threads; written in order
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -83,18 +83,21 @@ def make_plan(
     )
     changed = [c for c in choices if c.type_name != c.info.type_name]
     _check_types(changed, allow_requantize)
-    notes = []
-    for choice in choices:
-        if choice.fallback_from:
-            notes.append(
-                f"{printable(choice.info.name)}: rows of {choice.info.shape[-1]} values do not fit "
-                f"{choice.fallback_from}, {choice.type_name} instead"
-            )
+    notes = _fallbacks(choices)
     if importance is not None:
         notes += _check_importance(changed, importance)
     return Plan(
         source, target, choices, _metadata(source, target, extra or []), importance or {}, notes
     )
+
+
+def _fallbacks(choices: list[Choice]) -> list[str]:
+    """A sentence for each type that some tensors' rows do not fit."""
+    count = Counter((c.fallback_from, c.type_name) for c in choices if c.fallback_from)
+    return [
+        f"{n} tensors have rows that are no whole number of {wanted} blocks: {given} instead"
+        for (wanted, given), n in count.items()
+    ]
 
 
 def _check_types(changed: list[Choice], allow_requantize: bool) -> None:

@@ -117,7 +117,7 @@ class Architecture:
             value = file.metadata.get(f"{arch}.{key}", default)
             if isinstance(value, bool | str | float):
                 return default
-            return int(value) if isinstance(value, int) else int(next(iter(value)))  # type: ignore[call-overload]
+            return int(value) if isinstance(value, int) else int(next(iter(value)))
 
         heads = number("attention.head_count", 0)
         return cls(

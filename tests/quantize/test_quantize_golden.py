@@ -11,7 +11,7 @@ import pytest
 
 from kinetic.errors import UnsupportedError, UsageError
 from kinetic.ir.gguf import GGUFFile, TensorInfo
-from kinetic.quantize.encoders.compiled import WRITTEN_BY, encode
+from kinetic.quantize.encoders.compiled import WEIGHTED, WRITTEN_BY, encode
 from kinetic.quantize.job import make_plan, run
 from kinetic.quantize.mixture import Architecture, Wishes, choose, find_target
 
@@ -41,6 +41,23 @@ def test_blocks_of_hard_inputs_are_ggmls(type_name: str, shared_dir: Path) -> No
     for name in names:
         found = encode(type_name, inputs["in_" + name.removeprefix("q_")])
         assert (found == golden[name]).all(), name
+
+
+@pytest.mark.parametrize("type_name", WEIGHTED)
+def test_blocks_weighed_by_importance_are_ggmls(type_name: str, shared_dir: Path) -> None:
+    quants = shared_dir / "golden" / "quants"
+    inputs, golden = np.load(quants / "inputs.npz"), np.load(quants / f"{type_name.lower()}.npz")
+    names = [n for n in golden.files if n.startswith("q_") and n.endswith("_imat")]
+    assert names
+    for name in names:
+        values = inputs["in_" + name.removeprefix("q_").removesuffix("_imat")]
+        assert (encode(type_name, values, inputs["imatrix"]) == golden[name]).all(), name
+
+
+def test_importance_is_never_left_out_silently() -> None:
+    values, importance = np.ones((1, 256), np.float32), np.ones(256, np.float32)
+    with pytest.raises(UnsupportedError, match="importance"):
+        encode("Q4_K", values, importance)
 
 
 @pytest.mark.parametrize("type_name", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL"])

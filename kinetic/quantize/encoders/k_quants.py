@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from kinetic.codegen.kernels.cpu.simd import I32, LANES
 from kinetic.codegen.targets.llvm_ir import Value
 from kinetic.quantize.encoders.lanes import TILE, TINY, Encoder, Reader, largest, transposed
@@ -33,7 +35,7 @@ def q5_k(e: Encoder) -> None:
     _q45(e, 5, steps(-0.5, 0.1, 15, 31))
 
 
-def _q45(e: Encoder, bits: int, factors: Sequence[object]) -> None:
+def _q45(e: Encoder, bits: int, factors: Sequence[np.float32]) -> None:
     top = (1 << bits) - 1
     with e.tiles():
         (x,) = e.across(e.x, GROUP32)
@@ -44,7 +46,7 @@ def _q45(e: Encoder, bits: int, factors: Sequence[object]) -> None:
             x,
             _rms_plus_size(e, x),
             factors,
-            absolute=False,  # type: ignore[arg-type]
+            absolute=False,
         )
         scales, minima = e.scalars([found.scale]), e.scalars([found.minimum])
         top_scale, top_minimum = _greatest(e, scales), _greatest(e, minima)

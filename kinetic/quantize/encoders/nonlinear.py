@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import struct
+from itertools import pairwise
 
 from kinetic.codegen.kernels.cpu.simd import F32, I32, LANES
 from kinetic.codegen.targets.llvm_ir import Value
@@ -13,7 +14,7 @@ from kinetic.quantize.encoders.lanes import TILE, TINY, Encoder, Reader, largest
 from kinetic.quantize.encoders.simple import BLOCK, codebook
 
 LEVELS = codebook("IQ4_NL")
-HALFWAY = [(a + b) / 2 for a, b in zip(LEVELS, LEVELS[1:], strict=False)]
+HALFWAY = [(a + b) / 2 for a, b in pairwise(LEVELS)]
 """Where the nearer level changes. ggml compares two distances; near a halfway point both are
 exact in float32 for these levels, so that its answer is this comparison."""
 
