@@ -309,7 +309,8 @@ class Scheduler:
                 self._cache.keep(answer.sequence, answer.request.salt)
             answer.sequence.close()
             if DRAFTING not in self.off:
-                self._earlier.add(answer.request.salt, answer.tokens)
+                # What was warm has been said before.
+                self._earlier.add(answer.request.salt, answer.tokens[answer.counts.cached_tokens :])
             answer.finish()
 
     # -- what prompts leave behind ---------------------------------------------------------
