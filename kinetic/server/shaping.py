@@ -10,7 +10,7 @@ from kinetic.errors import KineticError
 from kinetic.server.errors import ApiError, from_kinetic
 from kinetic.server.prompts import Prompt
 from kinetic.server.service import Service
-from kinetic.text.grammar import AfterReasoning, GrammarConstraint, json_schema, json_value
+from kinetic.text.grammar import AfterReasoning, GrammarConstraint, gbnf, json_schema, json_value
 from kinetic.text.output import OutputParser
 from kinetic.text.tools import ToolChoice, choose, tools_of
 
@@ -127,6 +127,15 @@ def _constraint(service: Service, shape: Shape) -> GrammarConstraint | None:
             return json_value(service.vocabulary)
         if shape.schema is not None:
             return json_schema(service.vocabulary, shape.schema)
+        if shape.grammar:
+            return gbnf(service.vocabulary, shape.grammar)
+        if shape.grammar:
+            return gbnf(service.vocabulary, shape.grammar)
     except KineticError as error:
         raise from_kinetic(error) from None
-    raise ApiError(400, f"{named[0]} is not in this build", named[0], code="not_supported")
+    raise ApiError(
+        400,
+        "tool_choice cannot force a call in this version; use auto, and name the tool in the prompt",
+        "tool_choice",
+        code="not_supported",
+    )

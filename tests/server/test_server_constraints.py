@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -84,3 +85,33 @@ def test_what_cannot_be_held_to_is_refused(client, path, body):
 def test_one_form_at_a_time(client):
     both = client.chat(response_format=FORMAT, grammar='root ::= "a"')
     assert both.status == 400
+
+
+def test_every_route_with_a_grammar_holds_to_it(client):
+    grammar = 'root ::= "<" [a-z]{2,4} ">" | "(" root ")"'
+    for seed in range(3):
+        free = {"temperature": 1.5, "seed": seed, "grammar": grammar}
+        texts = [
+            client.chat(max_tokens=60, **free).json["choices"][0]["message"]["content"],
+            client.post("/v1/completions", {"prompt": "x", "max_tokens": 60, **free}).json[
+                "choices"
+            ][0]["text"],
+            client.post("/completion", {"prompt": "x", "n_predict": 60, **free}).json["content"],
+        ]
+        for text in texts:
+            text = text.lstrip("(").rstrip(")")
+            assert re.fullmatch("<[a-z]{2,4}>", text) or not text.endswith(">"), text
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_grammar_holds_answers(client, seed):
+    grammar = 'root ::= "yes" | "no" [a-c]{2}'
+    free = {"temperature": 1.5, "seed": seed}
+    texts = [
+        client.chat(grammar=grammar, max_tokens=20, **free).json["choices"][0]["message"][
+            "content"
+        ],
+        client.post("/completion", {"prompt": "x", "grammar": grammar, **free}).json["content"],
+    ]
+    for text in texts:
+        assert text == "yes" or (text[:2] == "no" and set(text[2:]) <= set("abc")), text

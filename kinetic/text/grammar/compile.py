@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 from kinetic.errors import UsageError
+from kinetic.text.grammar.gbnf_syntax import parse_gbnf
+from kinetic.text.grammar.gbnf_translate import translated
 from kinetic.text.grammar.matcher import GrammarConstraint
 from kinetic.text.grammar.schema import prepared
 from kinetic.text.grammar.vocabulary import GrammarVocabulary
@@ -24,18 +26,39 @@ def json_schema(vocabulary: GrammarVocabulary, schema: object) -> GrammarConstra
     *Raises*: UsageError for a schema that cannot be enforced.
     """
     ready = prepared(schema)
+    vocabulary.warm()
+    try:
+        from llguidance import LLMatcher
+
+        grammar = LLMatcher.grammar_from_json_schema(
+            json.dumps({} if ready is True else ready), overrides={"whitespace_pattern": _SPACE}
+        )
+    except ImportError:
+        vocabulary.get()  # says which package to install
+        raise
+    except ValueError as error:
+        raise UsageError(f"the schema cannot be enforced: {_first(str(error))}") from None
+    return _compiled(vocabulary, grammar, "the schema")
+
+
+def gbnf(vocabulary: GrammarVocabulary, text: str) -> GrammarConstraint:
+    """Text that matches the rule `root` of a grammar in llama.cpp's notation.
+
+    *Raises*: UsageError for a grammar that is wrong or too big.
+    """
+    return _compiled(vocabulary, translated(parse_gbnf(text)), "the grammar")
+
+
+def _compiled(vocabulary: GrammarVocabulary, grammar: str, what: str) -> GrammarConstraint:
     tokens = vocabulary.get()
     from llguidance import LLMatcher
 
     try:
-        grammar = LLMatcher.grammar_from_json_schema(
-            json.dumps({} if ready is True else ready), overrides={"whitespace_pattern": _SPACE}
-        )
         matcher = LLMatcher(tokens, grammar, log_level=0)
     except ValueError as error:
-        raise UsageError(f"the schema cannot be enforced: {_first(str(error))}") from None
+        raise UsageError(f"{what} cannot be enforced: {_first(str(error))}") from None
     if matcher.is_error():
-        raise UsageError(f"the schema cannot be enforced: {_first(matcher.get_error())}")
+        raise UsageError(f"{what} cannot be enforced: {_first(matcher.get_error())}")
     return GrammarConstraint(matcher, vocabulary)
 
 

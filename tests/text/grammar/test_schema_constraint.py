@@ -4,41 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.bytes_vocabulary import OPEN, VOCABULARY, follows
 
 from kinetic.errors import UsageError
-from kinetic.text.grammar import AfterReasoning, GrammarVocabulary, json_schema
+from kinetic.text.grammar import AfterReasoning, json_schema
 from kinetic.text.reasoning import ReasoningStyle
 
 pytest.importorskip("llguidance")
-
-END, OPEN = 256, 257
-
-
-class Bytes:
-    """A vocabulary of single bytes, an end and a `<think>`."""
-
-    n_tokens, bos_id, eos_id, end_ids = 258, None, END, frozenset({END})
-    special_tokens = ()
-
-    def token_bytes(self, token: int) -> bytes:
-        return bytes([token]) if token < 256 else (b"\xff<end>", b"<think>")[token - 256]
-
-    def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
-        return [OPEN] if text == "<think>" else list(text.encode())
-
-
-VOCABULARY = GrammarVocabulary(Bytes())  # type: ignore[arg-type]
-
-
-def follows(constraint, text: str) -> bool:
-    """Whether the constraint lets a text through, byte by byte, and then lets it end."""
-    for byte in text.encode():
-        mask = constraint.mask()
-        if mask is not None and not mask[byte]:
-            return False
-        constraint.accept(byte)
-    mask = constraint.mask()
-    return mask is not None and bool(mask[END])
 
 
 def obj(required=None, **properties):

@@ -1,0 +1,173 @@
+"""Writes GBNF rules in the grammar library's own notation.
+
+The library splits text into terminals greedily, each as long as can be, as compilers do; GBNF
+knows no such split. Two forms are safe:
+
+    a root without recursion     one terminal, a regular expression
+    one with recursion           rules over terminals of one character each
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kinetic.errors import UsageError
+from kinetic.text.grammar.gbnf_syntax import (
+    ANY,
+    Chars,
+    Node,
+    Ranges,
+    Reference,
+    Repeat,
+    Sequence,
+    references,
+)
+
+MAX_REGEX = 1 << 16
+MAX_REGEX_DEPTH = 100
+MAX_SIZE = 200_000
+
+
+def translated(rules: dict[str, Node]) -> str:
+    """A grammar for the library.
+
+    *Raises*: UsageError for one that grows too big.
+    """
+    order = _bottom_up(rules)
+    _check_size(rules, order)
+    if order is not None:
+        regex = _regex(rules, order)
+        if regex is not None:
+            return f"start: text\ntext: /{regex}/\n"
+    return _rules(rules)
+
+
+def _bottom_up(rules: dict[str, Node]) -> list[str] | None:
+    """The rules that root needs, each after those it names; None if one needs itself."""
+    order: list[str] = []
+    path = [("root", references(rules["root"]))]
+    open_, done = {"root"}, set[str]()
+    while path:
+        name, following = path[-1]
+        after = next((n for n in following if n not in done), None)
+        if after is None:
+            path.pop()
+            open_.discard(name)
+            done.add(name)
+            order.append(name)
+        elif after in open_:
+            return None
+        else:
+            open_.add(after)
+            path.append((after, references(rules[after])))
+    return order
+
+
+def _check_size(rules: dict[str, Node], order: list[str] | None) -> None:
+    """Refuse what its counts blow up; rules that recurse count as one where they are named."""
+    sizes: dict[str, int] = dict.fromkeys(rules, 1)
+    total = 0
+    for name in order or rules:
+        size = _size(rules[name], sizes)
+        total += size
+        if order is not None:
+            sizes[name] = size
+        if size > MAX_SIZE or (order is None and total > MAX_SIZE):
+            raise UsageError(
+                f"the grammar's rule {name} has more than {MAX_SIZE} characters with its counts "
+                "written out; use smaller counts"
+            )
+
+
+def _size(node: Node, sizes: dict[str, int]) -> int:
+    if isinstance(node, Chars):
+        return 1
+    if isinstance(node, Reference):
+        return sizes[node.name]
+    if isinstance(node, Repeat):
+        return 1 + _size(node.part, sizes) * max(1, node.least, node.most or 0)
+    return sum(_size(part, sizes) for part in node.parts)
+
+
+@dataclass(frozen=True)
+class _Regex:
+    """Text, its nesting, and how tight it binds: 0 a choice, 1 a sequence, 2 one piece."""
+
+    text: str
+    binds: int
+    depth: int
+
+    def at(self, binds: int) -> str:
+        """The text where something that binds so tight is needed."""
+        return self.text if self.binds >= binds else f"(?:{self.text})"
+
+
+def _regex(rules: dict[str, Node], order: list[str]) -> str | None:
+    """One expression for root; None if it would be too long or deep."""
+    made: dict[str, _Regex] = {}
+    for name in order:
+        regex = _regex_of(rules[name], made)
+        if len(regex.text) > MAX_REGEX or regex.depth > MAX_REGEX_DEPTH:
+            return None
+        made[name] = regex
+    return made["root"].text
+
+
+def _regex_of(node: Node, made: dict[str, _Regex]) -> _Regex:
+    if isinstance(node, Chars):
+        return _Regex(class_text(node.ranges), 2, 0)
+    if isinstance(node, Reference):
+        return made[node.name]
+    if isinstance(node, Repeat):
+        part = _regex_of(node.part, made)
+        return _Regex(part.at(2) + _count(node), 1, part.depth + 1)
+    parts = [_regex_of(p, made) for p in node.parts]
+    depth = 1 + max((p.depth for p in parts), default=0)
+    if isinstance(node, Sequence):
+        return _Regex("".join(p.at(1) for p in parts) or "(?:)", 1, depth)
+    return _Regex("|".join(p.text for p in parts), 0, depth)
+
+
+def class_text(ranges: Ranges) -> str:
+    """A regular expression of one character out of these."""
+    if ranges == ANY:
+        return r"[\s\S]"
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return _char(ranges[0][0])
+    return f"[{''.join(_char(a) + (f'-{_char(b)}' if b > a else '') for a, b in ranges)}]"
+
+
+def _char(code: int) -> str:
+    char = chr(code)
+    return char if char.isascii() and char.isalnum() else f"\\x{{{code:x}}}"
+
+
+def _count(node: Repeat) -> str:
+    known = {(0, None): "*", (1, None): "+", (0, 1): "?"}
+    if (node.least, node.most) in known:
+        return known[node.least, node.most]
+    most = "" if node.most is None else node.most
+    return f"{{{node.least}}}" if node.least == node.most else f"{{{node.least},{most}}}"
+
+
+def _rules(rules: dict[str, Node]) -> str:
+    names = {name: f"r{i}" for i, name in enumerate(rules)}
+    terminals: dict[Ranges, str] = {}
+    lines = [f"start: {names['root']}"]
+    for name, body in rules.items():
+        lines.append(f"{names[name]}: {_rule(body, names, terminals)}")
+    lines += [f"T{i}: /{class_text(ranges)}/" for i, ranges in enumerate(terminals)]
+    return "\n".join(lines) + "\n"
+
+
+def _rule(node: Node, names: dict[str, str], terminals: dict[Ranges, str]) -> str:
+    if isinstance(node, Chars):
+        return terminals.setdefault(node.ranges, f"T{len(terminals)}")
+    if isinstance(node, Reference):
+        return names[node.name]
+    if isinstance(node, Repeat):
+        return f"({_rule(node.part, names, terminals)}){_count(node)}"
+    parts = [_rule(p, names, terminals) for p in node.parts]
+    if isinstance(node, Sequence):
+        return " ".join(parts) if parts else '""'
+    return f"({' | '.join(parts)})"
