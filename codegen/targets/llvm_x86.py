@@ -22,7 +22,7 @@ AVX2_CLASS = "cpu-x86_64-avx2"
 SCALAR_CLASS = "cpu-x86_64-scalar"
 
 _AVX2_NEEDS = ("avx2", "fma", "f16c", "bmi2", "popcnt")
-_VNNI_NEEDS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni")
+_VNNI512_NEEDS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni")
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class CpuTarget:
     """A machine to make code for.
 
     `dot` names the integer dot: `vnni`, `maddubs` or `generic`. `registers` is the
-    number of vector registers, which sizes register tiles. Every field is part of the
-    object cache's key.
+    number of vector registers, which sizes register tiles, and `vector_bits` the width that
+    products of many rows use. Every field is part of the object cache's key.
     """
 
     device_class: str
@@ -39,6 +39,7 @@ class CpuTarget:
     features: str
     dot: str
     registers: int
+    vector_bits: int = 256
 
     @property
     def has_f16c(self) -> bool:
@@ -49,7 +50,10 @@ class CpuTarget:
     def key(self) -> str:
         """Text that names this target and the compiler for caches."""
         version = ".".join(map(str, llvm.llvm_version_info))
-        return f"{self.device_class} {self.cpu} {self.features} {self.dot} llvm-{version}"
+        return (
+            f"{self.device_class} {self.cpu} {self.features} {self.dot} "
+            f"{self.vector_bits} llvm-{version}"
+        )
 
 
 @functools.cache
@@ -68,7 +72,8 @@ def host_class() -> str:
 def cpu_target(device_class: str | None = None, *, dot: str | None = None) -> CpuTarget:
     """The target of a device class on this machine.
 
-    `dot` forces the integer dot of the AVX2 class (tests compare `vnni` with `maddubs`).
+    `dot` forces the integer dot of the AVX2 class: `vnni512` (AVX-512 VNNI in 512-bit vectors),
+    `vnni` (AVX-VNNI, or AVX-512 VNNI in 256-bit vectors) or `maddubs`. Tests compare them.
 
     *Raises* `UnsupportedError` when this CPU cannot run the class.
     """
@@ -82,15 +87,27 @@ def cpu_target(device_class: str | None = None, *, dot: str | None = None) -> Cp
         )
     if host_class() != AVX2_CLASS:
         raise UnsupportedError(f"this CPU lacks AVX2, FMA or F16C; use device class {SCALAR_CLASS}")
+    chosen = dot or _best_dot()
+    if chosen != "maddubs" and chosen not in _vnni_forms():
+        raise UnsupportedError(f"this CPU lacks the instructions of the {chosen} dot")
+    if chosen == "maddubs":
+        features = "+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt,+sse4.2"
+        return CpuTarget(AVX2_CLASS, "haswell", features, "maddubs", 16)
+    host, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    registers, bits = _vnni_forms()[chosen]
+    return CpuTarget(AVX2_CLASS, host, features, "vnni", registers, bits)
+
+
+def _vnni_forms() -> dict[str, tuple[int, int]]:
+    """The forms of `vpdpbusd` that this CPU has: vector registers, and bits of a vector."""
     host = llvm.get_host_cpu_features()
-    vnni = all(host.get(f) for f in _VNNI_NEEDS)
-    chosen = dot or ("vnni" if vnni else "maddubs")
-    if chosen == "vnni" and not vnni:
-        raise UnsupportedError("this CPU has no AVX-512 VNNI")
-    if chosen == "vnni":
-        return CpuTarget(AVX2_CLASS, llvm.get_host_cpu_name(), host.flatten(), "vnni", 32)
-    features = "+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt,+sse4.2"
-    return CpuTarget(AVX2_CLASS, "haswell", features, "maddubs", 16)
+    if all(host.get(f) for f in _VNNI512_NEEDS):
+        return {"vnni512": (32, 512), "vnni": (32, 256)}
+    return {"vnni": (16, 256)} if host.get("avxvnni") else {}
+
+
+def _best_dot() -> str:
+    return next(iter(_vnni_forms()), "maddubs")
 
 
 def module_text(target: CpuTarget, functions: Iterable[Function], extra: str = "") -> str:
@@ -105,7 +122,8 @@ def module_text(target: CpuTarget, functions: Iterable[Function], extra: str = "
             *declares,
             *(f.text for f in functions),
             f'attributes #0 = {{ nounwind "target-cpu"="{target.cpu}"{features} '
-            '"prefer-vector-width"="256" }',
+            f'"prefer-vector-width"="{target.vector_bits}" '
+            f'"min-legal-vector-width"="{target.vector_bits}" }}',
         ]
     )
 

@@ -147,7 +147,7 @@ def test_attention_is_the_references(name: str, label: str, objects: Path) -> No
     case = CASES[label]
     program = compile_for(name, case.graph(), objects, kv_type=case.kv_type, max_rows=STEP)
     expected = whole(case)
-    with device(program, case.memory(), threads=3 if name == "vnni" else 2) as cpu:
+    with device(program, case.memory(), threads=3 if name == "vnni512" else 2) as cpu:
         at = 0
         for size in [1, 63, 1, 129, 200, 117, 1, 1, *[200] * 2, 180, *[1] * 7]:
             got = outputs(cpu, plain_rows(np.arange(at, at + size), start=at))["y"]

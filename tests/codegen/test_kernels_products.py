@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cpu_device import (
-    TARGETS,
+    PRODUCT_TARGETS,
     Floats,
     Memory,
     compile_for,
@@ -107,7 +107,7 @@ def expected(scale: int, outs: int, flavour: str) -> dict[str, Floats]:
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
 @pytest.mark.parametrize("scale, outs", SIZES)
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", PRODUCT_TARGETS)
 def test_products_are_the_references(
     name: str, scale: int, outs: int, flavour: str, objects: Path
 ) -> None:
@@ -121,7 +121,7 @@ def test_products_are_the_references(
 
 
 @pytest.mark.parametrize("threads", [1, 3, 8])
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", PRODUCT_TARGETS)
 def test_threads_do_not_change_products(name: str, threads: int, objects: Path) -> None:
     wanted = expected(5, 23, "plain")
     program = compile_for(name, products(5, 23), objects, max_rows=ROWS)
@@ -131,7 +131,7 @@ def test_threads_do_not_change_products(name: str, threads: int, objects: Path) 
             assert all(same_words(got[k], wanted[k][:count]) for k in wanted)
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", PRODUCT_TARGETS)
 @settings(max_examples=12, deadline=None)
 @given(
     scale=st.integers(1, 9),
@@ -163,7 +163,7 @@ def test_products_of_odd_sizes(
     assert [k for k in wanted if not same_words(got[k], wanted[k])] == []
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", PRODUCT_TARGETS)
 def test_the_largest_integers_do_not_overflow(name: str, objects: Path) -> None:
     """Every code at its end, every scale at its end, every activation at +-127."""
     graph, memory = products(3, 16), filled(3, 16, "plain")

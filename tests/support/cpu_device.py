@@ -24,8 +24,10 @@ from kinetic.runtime.devices.cpu import CpuDevice
 from kinetic.runtime.rows import Rows
 
 Floats = npt.NDArray[np.float32]
-TARGETS = ("vnni", "maddubs", "scalar")
-"""Everything that may compute differently: both integer dots of AVX2, and plain x86-64."""
+TARGETS = ("vnni512", "maddubs", "scalar")
+"""Everything that may compute differently: the integer dots of AVX2, and plain x86-64."""
+PRODUCT_TARGETS = (*TARGETS, "vnni")
+"""The same for products, the only kernels that 256-bit VNNI has a form of its own of."""
 
 
 @functools.cache

@@ -17,20 +17,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kinetic.codegen.kernels.cpu.layout import GROUPS32, VECTOR, Packed, plane_widths
-from kinetic.codegen.kernels.cpu.simd import I8, I16, I32, CpuFunction, multiply_add16
+from kinetic.codegen.kernels.cpu.simd import (
+    I8,
+    I16,
+    I32,
+    CpuFunction,
+    RowGroups,
+    multiply_add16,
+)
 from kinetic.codegen.targets.llvm_ir import Value, lanes_of, vec
 
 
-def unpack32(k: CpuFunction, packed: Packed, block: Value, part: Value | int) -> list[Value]:
-    """The codes of 32 values of eight rows, as eight vectors of bytes.
+def unpack32(k: CpuFunction, packed: Packed, block: RowGroups, part: Value | int) -> list[Value]:
+    """The codes of 32 values of the block's rows, as eight vectors of bytes.
 
     `part` numbers the 32 values within the block.
     """
-    base = k.gep(block, part * packed.codes32 + packed.codes)
+    base = block.move(part * packed.codes32 + packed.codes)
     codes: list[Value | None] = [None] * GROUPS32
     offset = 0
     for width, place in plane_widths(packed.fmt.bits):
-        vectors = [k.load(I8, base, offset + VECTOR * v) for v in range(width)]
+        vectors = [base.load(I8, offset + VECTOR * v) for v in range(width)]
         offset += VECTOR * width
         for group in range(GROUPS32):
             bits = _bits(k, vectors[group % width], width, width * (group // width), place)
@@ -44,8 +51,9 @@ def look_up(k: CpuFunction, codes: Value, table: tuple[int, ...]) -> Value:
     """Bytes of a table of up to sixteen by code: a byte shuffle, or selects by the code's bits."""
     lanes = lanes_of(codes.type)
     padded = [*table, *[0] * (16 - len(table))]
-    if k.target.dot != "generic" and lanes == 32:
-        return k.call("llvm.x86.avx2.pshuf.b", I8, k.vector("i8", padded * 2), codes)
+    shuffle = {32: "llvm.x86.avx2.pshuf.b", 64: "llvm.x86.avx512.pshuf.b.512"}.get(lanes)
+    if k.target.dot != "generic" and shuffle:
+        return k.call(shuffle, codes.type, k.vector("i8", padded * (lanes // 16)), codes)
     found = [k.const(codes.type, value) for value in padded[: 1 << (len(table) - 1).bit_length()]]
     bit = 1
     while len(found) > 1:
@@ -60,45 +68,53 @@ def _bits(k: CpuFunction, vector: Value, width: int, shift: int, place: int) -> 
     if width == 8:
         return vector
     if shift != place:  # there is no byte shift: move 16-bit lanes, the mask cleans up
-        wide = vector.cast("bitcast", I16)
+        wide = vector.cast("bitcast", vec(lanes_of(vector.type) // 2, "i16"))
         wide = wide >> (shift - place) if shift > place else wide << (place - shift)
-        vector = wide.cast("bitcast", I8)
+        vector = wide.cast("bitcast", vector.type)
     return vector & (((1 << width) - 1) << place)
 
 
-def broadcast_codes(k: CpuFunction, activations: Value, offset: Value | int) -> Value:
-    """Four activation bytes in every dword lane."""
-    return k.load_splat("i32", 8, activations, offset).cast("bitcast", I8)
+def broadcast_codes(
+    k: CpuFunction, activations: Value, offset: Value | int, type_: str = I8
+) -> Value:
+    """Four activation bytes in every dword lane of a vector of bytes."""
+    dwords = k.load_splat("i32", lanes_of(type_) // 4, activations, offset)
+    return dwords.cast("bitcast", type_)
 
 
 @dataclass(frozen=True)
 class PairScales:
-    """The integer scales (or minima) of two neighbouring groups, as i16[8 rows][2]."""
+    """The integer scales (or minima) of two neighbouring groups, as i16[rows][2]."""
 
     k: CpuFunction
     pair: Value
 
     def both(self, which: int) -> Value:
         """One group's scale in both i16 of each row's dword, for `vpmaddwd`."""
-        return self.k.shuffle(self.pair, [(i & ~1) | which for i in range(16)])
+        return self.k.shuffle(
+            self.pair, [(i & ~1) | which for i in range(lanes_of(self.pair.type))]
+        )
 
     def dword(self, which: int, *, signed: bool) -> Value:
-        """One group's scale as i32[8]."""
-        wide = self.pair.cast("bitcast", I32)
+        """One group's scale as i32[rows]."""
+        wide = self.pair.cast("bitcast", vec(lanes_of(self.pair.type) // 2, "i32"))
         if which:
             return wide.ashr(16) if signed else wide >> 16
         return (wide << 16).ashr(16) if signed else wide & 0xFFFF
 
 
-def load_pair(
-    k: CpuFunction, block: Value, base: int, pair: Value | int, *, signed: bool
-) -> PairScales:
+def load_pair(block: RowGroups, base: int, pair: Value | int, *, signed: bool) -> PairScales:
     """Scales or minima of groups `2 pair` and `2 pair + 1` of a packed block."""
-    raw = k.load(vec(16, "i8"), block, pair * 16 + base)
-    return PairScales(k, raw.cast("sext" if signed else "zext", I16))
+    raw = block.load(vec(16, "i8"), pair * 16 + base)
+    wide = raw.cast("sext" if signed else "zext", vec(lanes_of(raw.type), "i16"))
+    return PairScales(block.k, wide)
 
 
-_VPDPBUSD = "llvm.x86.avx512.vpdpbusd.256"
+def _vpdpbusd(k: CpuFunction, total: Value, codes: Value, activations: Value) -> Value:
+    """`total` plus four products of u8 by s8 in every dword."""
+    bits = 8 * lanes_of(codes.type)
+    return k.call(f"llvm.x86.avx512.vpdpbusd.{bits}", total.type, total, codes, activations)
+
 
 Scale = tuple[PairScales, int, bool] | None
 """A group's integer scale: the pair that holds it, which of the two, signed or not."""
@@ -122,7 +138,7 @@ def dot_run(
     offset: Value | int,
     scale: Scale = None,
 ) -> Value:
-    """Sum of `code * activation` over k-groups, times the group's scale: i32[8].
+    """Sum of `code * activation` over k-groups, times the group's scale: i32[rows].
 
     `codes` are the vectors of consecutive k-groups, `top` the largest code and
     `offset` the byte of the first activation.
@@ -154,13 +170,19 @@ def dot_tile(
         if starts is None:
             return dots
         return [[d + s for d, s in zip(row, starts, strict=True)] for row in dots]
-    totals = [list(starts or [k.zero(I32)] * len(activations)) for _ in codes]
+    zero = k.zero(_sums_type(codes[0][0]))
+    totals = [list(starts or [zero] * len(activations)) for _ in codes]
     for i in range(len(codes[0])):
         for t, row in enumerate(activations):
-            a = broadcast_codes(k, row, offset + 4 * i)
+            a = broadcast_codes(k, row, offset + 4 * i, codes[0][i].type)
             for g, group in enumerate(codes):
-                totals[g][t] = k.call(_VPDPBUSD, I32, totals[g][t], group[i], a)
+                totals[g][t] = _vpdpbusd(k, totals[g][t], group[i], a)
     return [[_scaled(total, s) for total in row] for row, s in zip(totals, scales, strict=True)]
+
+
+def _sums_type(codes: Value) -> str:
+    """The type of the sums of a vector of codes: an i32 for each row."""
+    return vec(lanes_of(codes.type) // 4, "i32")
 
 
 def _scaled(total: Value, scale: Scale) -> Value:
@@ -173,10 +195,9 @@ def _scaled(total: Value, scale: Scale) -> Value:
 def _dot_vnni(
     k: CpuFunction, top: int, codes: list[Value], act: Value, offset: Value | int, scale: Scale
 ) -> Value:
-    total = k.zero(I32)
+    total = k.zero(_sums_type(codes[0]))
     for i, code in enumerate(codes):
-        a = broadcast_codes(k, act, offset + 4 * i)
-        total = k.call(_VPDPBUSD, I32, total, code, a)
+        total = _vpdpbusd(k, total, code, broadcast_codes(k, act, offset + 4 * i, code.type))
     return _scaled(total, scale)
 
 

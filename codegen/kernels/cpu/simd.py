@@ -155,12 +155,17 @@ def fmax(fn: Function, a: Value, b: Value) -> Value:
     return fn.select(a.compare("ogt", b), a, b)
 
 
+def widen_f16(k: CpuFunction, bits: Value) -> Value:
+    """f16 values, as i16 bits, widened to f32 (exact)."""
+    lanes = lanes_of(bits.type)
+    if k.target.has_f16c:
+        return bits.cast("bitcast", vec(lanes, "half")).cast("fpext", vec(lanes, "float"))
+    return kmath.f16_bits_to_f32(MathOn(k, lanes), bits.cast("zext", vec(lanes, "i32")))
+
+
 def load_f16(k: CpuFunction, pointer: Value, offset: Value | int = 0, lanes: int = LANES) -> Value:
     """f16 values widened to f32 (exact)."""
-    if k.target.has_f16c:
-        return k.load(vec(lanes, "half"), pointer, offset).cast("fpext", vec(lanes, "float"))
-    raw = k.load(vec(lanes, "i16"), pointer, offset).cast("zext", vec(lanes, "i32"))
-    return kmath.f16_bits_to_f32(MathOn(k, lanes), raw)
+    return widen_f16(k, k.load(vec(lanes, "i16"), pointer, offset))
 
 
 def to_f16(k: CpuFunction, value: Value) -> Value:
@@ -173,10 +178,15 @@ def to_f16(k: CpuFunction, value: Value) -> Value:
     return bits.cast("trunc", vec(lanes, "i16") if lanes else "i16")
 
 
+def widen_bf16(k: CpuFunction, bits: Value) -> Value:
+    """bf16 values, as i16 bits, widened to f32 (exact)."""
+    lanes = lanes_of(bits.type)
+    return (bits.cast("zext", vec(lanes, "i32")) << 16).cast("bitcast", vec(lanes, "float"))
+
+
 def load_bf16(k: CpuFunction, pointer: Value, offset: Value | int = 0) -> Value:
     """Eight bf16 values widened to f32 (exact)."""
-    raw = k.load(vec(8, "i16"), pointer, offset).cast("zext", I32)
-    return (raw << 16).cast("bitcast", F32)
+    return widen_bf16(k, k.load(vec(8, "i16"), pointer, offset))
 
 
 def tree(values: list[Value]) -> Value:
@@ -212,11 +222,43 @@ def lane_max(fn: Function, value: Value) -> Value:
 
 
 def multiply_add16(k: CpuFunction, a: Value, b: Value) -> Value:
-    """Products of 16 pairs of i16, neighbours added: i32[8]. Exact."""
+    """Products of pairs of i16, neighbours added: i32[8] of i16[16], or 16 of 32. Exact."""
+    lanes = lanes_of(a.type)
     if k.target.dot != "generic":
-        return k.call("llvm.x86.avx2.pmadd.wd", I32, a, b)
-    wide = vec(16, "i32")
+        name = "llvm.x86.avx512.pmaddw.d.512" if lanes == 32 else "llvm.x86.avx2.pmadd.wd"
+        return k.call(name, vec(lanes // 2, "i32"), a, b)
+    wide = vec(lanes, "i32")
     products = a.cast("sext", wide) * b.cast("sext", wide)
-    even = k.shuffle(products, list(range(0, 16, 2)))
-    odd = k.shuffle(products, list(range(1, 16, 2)))
+    even = k.shuffle(products, list(range(0, lanes, 2)))
+    odd = k.shuffle(products, list(range(1, lanes, 2)))
     return even + odd
+
+
+class RowGroups:
+    """The same place in the packed blocks of one row group, or of two side by side.
+
+    Two groups fill the wider vectors of AVX-512: lanes 0 to 7 are the first group's rows.
+    """
+
+    def __init__(self, k: CpuFunction, *pointers: Value):
+        self.k, self.pointers = k, pointers
+
+    @property
+    def lanes(self) -> int:
+        """Output rows that a vector holds."""
+        return LANES * len(self.pointers)
+
+    def move(self, offset: Value | int) -> RowGroups:
+        """The place `offset` bytes on in each group."""
+        return RowGroups(self.k, *(self.k.gep(p, offset) for p in self.pointers))
+
+    def load(self, type_: str, offset: Value | int = 0) -> Value:
+        """A vector of each group, side by side."""
+        parts = [self.k.load(type_, p, offset) for p in self.pointers]
+        if len(parts) == 1:
+            return parts[0]
+        return self.k.shuffle(parts[0], list(range(2 * lanes_of(type_))), parts[1])
+
+    def splat(self, scalar: str, pointer: Value, offset: Value | int = 0) -> Value:
+        """A scalar from memory in the lane of every row."""
+        return self.k.load_splat(scalar, self.lanes, pointer, offset)
