@@ -135,7 +135,7 @@ def _constraint(service: Service, shape: Shape) -> GrammarConstraint | None:
         raise from_kinetic(error) from None
     raise ApiError(
         400,
-        "tool_choice cannot force a call in this version; use auto, and name the tool in the prompt",
+        "tool_choice cannot force a call in this version; use auto",
         "tool_choice",
         code="not_supported",
     )
