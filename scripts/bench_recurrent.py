@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import re
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -69,15 +70,16 @@ def step_line(cpu: CpuDevice, count: int, n_vocab: int) -> str:
         np.array([NOT_KEPT] * (count - 1) + [0], np.int32),
     )
     cpu.step(rows)
-    shares: Counter[str] = Counter()
+    shares: defaultdict[str, float] = defaultdict(float)
     before = 0.0
     for i, launch in enumerate(cpu.program.launches):
         # A kernel's time is what it adds to the launches before it.
-        upto = best(lambda n=i + 1: cpu.replay(0, n), REPEATS if count == 1 else 3)
+        upto = best(partial(cpu.replay, 0, i + 1), REPEATS if count == 1 else 3)
         name = re.sub(r"_(\d|quantize|f\d|q\d|iq).*", "", launch.kernel)
         shares[next((kind for kind in KINDS if name.startswith(kind)), name)] += upto - before
         before = upto
-    parts = ", ".join(f"{kind} {100 * t / before:.0f}%" for kind, t in shares.most_common(9))
+    by_share = sorted(shares.items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{kind} {100 * t / before:.0f}%" for kind, t in by_share[:9])
     return f"  {count:4d} rows: {1e3 * before:8.3f} ms; {parts}"
 
 
