@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -249,3 +250,58 @@ def test_litellm(real):
         temperature=0,
     )
     assert "hello" in done.choices[0].message.content.lower()
+
+
+# Agents from npm, where they are installed: each completes one prompt. ------------------------
+
+
+def run_agent(name, arguments, env, folder):
+    program = shutil.which(name)
+    if program is None:
+        pytest.skip(f"{name} is not installed")
+    env = {**os.environ, "HOME": str(folder), **env}
+    done = subprocess.run(
+        [program, *arguments],
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def roomy(serving):
+    """Agents' prompts are long."""
+    folder = Path(os.environ.get("KINETIC_TEST_MODELS", "~/.cache/kinetic-test-models"))
+    path = folder.expanduser() / FILE
+    if not path.exists():
+        pytest.skip(f"{FILE} is absent (set KINETIC_TEST_MODELS)")
+    model = Model.load(path, ctx_size=32768, parallel=1, queue_limit=8)
+    yield serving(model, path)
+    model.close()
+
+
+def test_codex(roomy, tmp_path):
+    (tmp_path / ".codex").mkdir()
+    (tmp_path / ".codex" / "config.toml").write_text(
+        'model = "local"\nmodel_provider = "kinetic"\n[model_providers.kinetic]\n'
+        f'name = "kinetic"\nbase_url = "http://127.0.0.1:{roomy.port}/v1"\n'
+        'wire_api = "responses"\n'
+    )
+    run_agent("codex", ["exec", "--skip-git-repo-check", "Say hello."], {}, tmp_path)
+
+
+def test_claude_code(roomy, tmp_path):
+    env = {
+        "ANTHROPIC_BASE_URL": f"http://127.0.0.1:{roomy.port}",
+        "ANTHROPIC_AUTH_TOKEN": "any",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+    # Its own system prompt and all its tools are 18,000 tokens; the protocol is the same.
+    small = ["--system-prompt", "Be brief.", "--tools", "Bash", "--model", "local"]
+    run_agent("claude", ["-p", "Say hello.", *small], env, tmp_path)
