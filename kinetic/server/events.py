@@ -189,7 +189,7 @@ class Answers:
         ends = frozenset(service.model.tokenizer.end_ids)
         self._choices = [_Choice(i, ask, ends) for i in range(ask.n)]
         self._generations: list[generation.Generation] = []
-        self._running = 0
+        self._running = ask.n
         self._closed = False
         self.record = service.slots.open(ask)
 
@@ -213,7 +213,6 @@ class Answers:
                     service.model.start, request, partial(answers._hear, i)
                 )
                 answers._generations.append(started)
-                answers._running += 1
         except BaseException as error:
             answers.close()
             answers._ended()
