@@ -36,7 +36,7 @@ def build_parser() -> CommandParser:
     parser = CommandParser(
         "serve",
         "kinetic serve [options] <model>",
-        "serves a model over HTTP: the APIs of OpenAI, Anthropic, Ollama and llama-server.",
+        "serves a model by the APIs of OpenAI, Anthropic, Ollama, llama-server.",
         "The server listens on this computer alone unless --host says otherwise; give it "
         "--api-key then. Ctrl-C stops it once running answers are done; a second one at once.",
     )
