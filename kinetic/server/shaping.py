@@ -12,7 +12,7 @@ from kinetic.server.prompts import Prompt
 from kinetic.server.service import Service
 from kinetic.text.grammar import AfterReasoning, GrammarConstraint, gbnf, json_schema, json_value
 from kinetic.text.output import OutputParser
-from kinetic.text.tools import ToolChoice, choose, tools_of
+from kinetic.text.tools import ToolChoice, choose, forced_calls, tools_of
 
 _NO_TOOLS = ToolChoice(())
 
@@ -28,6 +28,11 @@ class Shape:
     schema: Mapping[str, Any] | bool | None = None
     json_object: bool = False
     grammar: str | None = None
+
+    @property
+    def several_calls(self) -> bool:
+        """Whether more than one call may come; a forced one is alone unless more are asked for."""
+        return bool(self.parallel_calls) if self.choice.forced else self.parallel_calls is not False
 
 
 def choose_tools(
@@ -100,7 +105,7 @@ def shaped(service: Service, shape: Shape, prompt: Prompt | None) -> dict[str, A
             tools=shape.choice.tools,
             is_open=thinking,
             reasoning=shape.reasoning,
-            parallel=shape.parallel_calls is not False,
+            parallel=shape.several_calls,
         )
 
     return {
@@ -129,13 +134,11 @@ def _constraint(service: Service, shape: Shape) -> GrammarConstraint | None:
             return json_schema(service.vocabulary, shape.schema)
         if shape.grammar:
             return gbnf(service.vocabulary, shape.grammar)
-        if shape.grammar:
-            return gbnf(service.vocabulary, shape.grammar)
+        return forced_calls(
+            service.vocabulary,
+            service.chat_format.dialect,
+            shape.choice.tools,
+            parallel=shape.several_calls,
+        )
     except KineticError as error:
         raise from_kinetic(error) from None
-    raise ApiError(
-        400,
-        "tool_choice cannot force a call in this version; use auto",
-        "tool_choice",
-        code="not_supported",
-    )

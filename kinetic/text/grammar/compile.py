@@ -38,7 +38,7 @@ def json_schema(vocabulary: GrammarVocabulary, schema: object) -> GrammarConstra
         raise
     except ValueError as error:
         raise UsageError(f"the schema cannot be enforced: {_first(str(error))}") from None
-    return _compiled(vocabulary, grammar, "the schema")
+    return compiled(vocabulary, grammar, "the schema")
 
 
 def gbnf(vocabulary: GrammarVocabulary, text: str) -> GrammarConstraint:
@@ -46,10 +46,14 @@ def gbnf(vocabulary: GrammarVocabulary, text: str) -> GrammarConstraint:
 
     *Raises*: UsageError for a grammar that is wrong or too big.
     """
-    return _compiled(vocabulary, translated(parse_gbnf(text)), "the grammar")
+    return compiled(vocabulary, translated(parse_gbnf(text)), "the grammar")
 
 
-def _compiled(vocabulary: GrammarVocabulary, grammar: str, what: str) -> GrammarConstraint:
+def compiled(vocabulary: GrammarVocabulary, grammar: str, what: str) -> GrammarConstraint:
+    """A grammar in the library's own notation; `what` it is, for the words of an error.
+
+    *Raises*: UsageError where the library refuses it.
+    """
     tokens = vocabulary.get()
     from llguidance import LLMatcher
 

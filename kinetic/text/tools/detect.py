@@ -23,5 +23,5 @@ def dialect_of(template: str) -> Dialect:
     """The dialect of a template; bare JSON, which any model can write, where it shows none."""
     for markup, dialect in _BY_MARKUP:
         if markup in template:
-            return dialect()
+            return dialect.of(template)
     return BareCalls()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from kinetic.text.held_text import first_marker, partial_marker
 from kinetic.text.tools.tool import Tool
+
+if TYPE_CHECKING:
+    from kinetic.text.tools.call_grammar import CallGrammar
 
 End = Literal["stop", "length"]
 """How the text ended: by the model's wish, or cut."""
@@ -40,6 +43,11 @@ class Dialect:
     openers: ClassVar[tuple[str, ...]]
     markers: ClassVar[tuple[str, ...]]
 
+    @classmethod
+    def of(cls, template: str) -> Self:
+        """The dialect as one template has it."""
+        return cls()
+
     def find(self, text: str, tools: Sequence[Tool], at_start: bool) -> tuple[int, bool]:
         """Where a call may begin: its place and True, or how much is surely text and False.
 
@@ -55,6 +63,13 @@ class Dialect:
 
         `seen` characters were there at the last call. With `end` nothing more comes. An answer
         once given must not depend on what follows it.
+        """
+        raise NotImplementedError
+
+    def write(self, grammar: CallGrammar, tools: Sequence[Tool], parallel: bool) -> str:
+        """What a grammar has to say for calls of these tools: one, or if `parallel` more.
+
+        *Raises*: UsageError for a strict tool that cannot be held to its schema.
         """
         raise NotImplementedError
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kinetic.text.tools.call_grammar import CallGrammar, json_call
 from kinetic.text.tools.dialect import Call, Dialect, End, Region, arrived
 from kinetic.text.tools.json_calls import NotJson, inside_string, read_calls, skip_space
 from kinetic.text.tools.tool import Tool
@@ -31,6 +32,13 @@ class Hermes(Dialect):
         if end is None:
             return None
         return Region(len(text), _calls(text[len(_OPEN) :]) if end == "stop" else ())
+
+    def write(self, grammar: CallGrammar, tools: Sequence[Tool], parallel: bool) -> str:
+        """Tagged objects, a line break between them."""
+        head, tail = grammar.marker(_OPEN), grammar.marker(_CLOSE)
+        body = grammar.any_of([json_call(grammar, t, "arguments") for t in tools])
+        call = grammar.rule(f'{head} "\\n" {body} "\\n" {tail}')
+        return grammar.some(call, '"\\n"', parallel=parallel)
 
 
 def _calls(body: str) -> tuple[Call, ...]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Sequence
 
 from kinetic.text.held_text import first_marker
+from kinetic.text.tools.call_grammar import CallGrammar, json_call
 from kinetic.text.tools.dialect import Call, Dialect, End, Region, arrived
 from kinetic.text.tools.json_calls import (
     NotJson,
@@ -41,6 +43,16 @@ class Lfm2(Dialect):
             return None
         return Region(len(text), _listed(text[len(opener) :], tools) if end == "stop" else ())
 
+    def write(self, grammar: CallGrammar, tools: Sequence[Tool], parallel: bool) -> str:
+        """A list of Python calls; of JSON objects where a name is none in Python."""
+        opener, closer = (grammar.marker(m) for m in self.markers)
+        names = [n for t in tools for n in (*t.name.split("."), *t.properties)]
+        in_python = all(n.isidentifier() and not keyword.iskeyword(n) for n in names)
+        write = python_call if in_python else _json_call
+        call = grammar.any_of([write(grammar, t) for t in tools])
+        listed = grammar.some(call, '", "', parallel=parallel)
+        return f'{opener} "[" {listed} "]" {closer}'
+
 
 class Mistral(Dialect):
     """`[TOOL_CALLS][{...}]`, or `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`, to the end."""
@@ -48,6 +60,14 @@ class Mistral(Dialect):
     name = "mistral"
     openers = ("[TOOL_CALLS]",)
     markers = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+
+    def __init__(self, template: str = "") -> None:
+        self._apart, self._with_id = "[ARGS]" in template, "[CALL_ID]" in template
+
+    @classmethod
+    def of(cls, template: str) -> Mistral:
+        """With names and arguments apart if the template has them so."""
+        return cls(template)
 
     def read(self, text: str, tools: Sequence[Tool], seen: int, end: End | None) -> Region | None:
         """All calls, once the answer is over: no marker closes them."""
@@ -63,6 +83,19 @@ class Mistral(Dialect):
         except NotJson:
             return Region(len(text))
         return Region(at, calls)
+
+    def write(self, grammar: CallGrammar, tools: Sequence[Tool], parallel: bool) -> str:
+        """A list of objects, or name and arguments after a marker each."""
+        opener, identity, arguments = (grammar.marker(m) for m in self.markers)
+        if not self._apart:
+            call = grammar.any_of([_json_call(grammar, t) for t in tools])
+            listed = grammar.some(call, '", "', parallel=parallel)
+            return f'{opener} "[" {listed} "]"'
+        middle = arguments
+        if self._with_id:
+            middle = grammar.rule(f"({identity} /[a-zA-Z0-9]{{9}}/)? {arguments}")
+        calls = [f"{grammar.literal(t.name)} {middle} {grammar.arguments(t)}" for t in tools]
+        return grammar.some(f"{opener} {grammar.any_of(calls)}", '""', parallel=parallel)
 
     def _one(self, text: str, at: int) -> tuple[tuple[Call, ...], int]:
         at = skip_space(text, at)
@@ -94,6 +127,12 @@ class Granite3(Dialect):
         except NotJson:
             return Region(len(text))
         return Region(at, calls)
+
+    def write(self, grammar: CallGrammar, tools: Sequence[Tool], parallel: bool) -> str:
+        """A list of objects."""
+        call = grammar.any_of([_json_call(grammar, t) for t in tools])
+        listed = grammar.some(call, '", "', parallel=parallel)
+        return f'{grammar.marker(self.openers[0])} "[" {listed} "]"'
 
 
 class BareCalls(Dialect):
@@ -142,6 +181,24 @@ class BareCalls(Dialect):
             return Region(len(text))
         known = {t.name for t in tools}
         return Region(at, calls) if all(c.name in known for c in calls) else Region(len(text))
+
+    def write(self, grammar: CallGrammar, tools: Sequence[Tool], parallel: bool) -> str:
+        """One object: these models write no more at a time."""
+        return grammar.any_of([json_call(grammar, t, "parameters") for t in tools])
+
+
+def _json_call(grammar: CallGrammar, tool: Tool) -> str:
+    return json_call(grammar, tool, "arguments")
+
+
+def python_call(grammar: CallGrammar, tool: Tool) -> str:
+    """`f(a="x", b=1)`; JSON's values are Python's, once `true` and the like are."""
+    parts = [
+        (grammar.rule(f"{grammar.literal(f'{n}=')} {grammar.parameter(tool, n)}"), needed)
+        for n in tool.properties
+        for needed in (n in tool.required,)
+    ]
+    return f'{grammar.literal(f"{tool.name}(")} {grammar.fields(parts, ", ")} ")"'
 
 
 def _listed(body: str, tools: Sequence[Tool]) -> tuple[Call, ...]:

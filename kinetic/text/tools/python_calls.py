@@ -65,9 +65,11 @@ def _dotted(node: ast.expr) -> str:
 
 
 def _value(node: ast.expr) -> object:
-    if isinstance(node, ast.Constant) and isinstance(
-        node.value, (str, int, float, bool, type(None))
-    ):
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        # A pair of escapes, as JSON writes one character of many.
+        pairs = node.value.encode("utf-16-le", "surrogatepass")
+        return pairs.decode("utf-16-le", "replace")
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float, bool, type(None))):
         return node.value
     if isinstance(node, ast.Name) and node.id in _WORDS:
         return _WORDS[node.id]

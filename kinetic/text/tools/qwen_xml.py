@@ -12,11 +12,12 @@ any text, even </parameter>, which closes only before the next tag of the frame
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from kinetic.text.tools.call_grammar import CallGrammar
 from kinetic.text.tools.dialect import Call, Dialect, End, Region
 from kinetic.text.tools.json_calls import NotJson, dumps, read_value, skip_space
-from kinetic.text.tools.tool import Tool
+from kinetic.text.tools.tool import Tool, kind_of
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END, _PARAMETER = "<function=", "</function>", "<parameter="
@@ -47,6 +48,25 @@ class QwenXml(Dialect):
             if at >= 0:
                 return Region(at + len(_CLOSE))
             return None if end is None else Region(len(text))
+
+    def write(self, grammar: CallGrammar, tools: Sequence[Tool], parallel: bool) -> str:
+        """Frames, a line break between them."""
+        head, tail = grammar.marker(_OPEN), grammar.marker(_CLOSE)
+        body = grammar.any_of([_written(grammar, t) for t in tools])
+        call = grammar.rule(f'{head} "\\n" {body} "\\n" {tail}')
+        return grammar.some(call, '"\\n"', parallel=parallel)
+
+
+def _written(grammar: CallGrammar, tool: Tool) -> str:
+    parts = [grammar.literal(f"{_FUNCTION}{tool.name}>\n")]
+    for name in tool.properties:
+        value = grammar.raw(tool, name, lambda word: f'{word} "\\n</parameter>"', "</parameter>")
+        if value is None:
+            value = grammar.rule(f'{grammar.parameter(tool, name)} "\\n</parameter>"')
+        head = grammar.literal(f"{_PARAMETER}{name}>\n")
+        part = grammar.rule(f'{head} {value} "\\n"')
+        parts.append(part if name in tool.required else f"{part}?")
+    return grammar.rule(" ".join([*parts, grammar.literal(_FUNCTION_END)]))
 
 
 def _frame(text: str, tools: Sequence[Tool], *, final: bool) -> Region:
@@ -85,7 +105,6 @@ def _function(text: str, at: int, tools: Sequence[Tool]) -> tuple[Call, int]:
         raise NotJson("no function")
     name, at = found
     tool = next((t for t in tools if t.name == name), None)
-    properties = tool.properties if tool is not None else {}
     arguments: dict[str, object] = {}
     while True:
         at = skip_space(text, at)
@@ -97,7 +116,7 @@ def _function(text: str, at: int, tools: Sequence[Tool]) -> tuple[Call, int]:
                 raise _Incomplete
             start += text.startswith("\n", start)
             value = text[start : max(start, value_end.start())]
-            arguments[key] = _value(value, properties.get(key))
+            arguments[key] = raw_value(value, tool.kinds(key) if tool is not None else frozenset())
             at = value_end.end()
         elif text.startswith(_FUNCTION_END, at):
             return Call(name, dumps(arguments)), at + len(_FUNCTION_END)
@@ -109,11 +128,9 @@ def _function(text: str, at: int, tools: Sequence[Tool]) -> tuple[Call, int]:
             raise NotJson("no tag of the frame")
 
 
-def _value(text: str, schema: object) -> object:
-    """A raw value as its schema says; what is not JSON of a wanted type stays text."""
-    types = schema.get("type") if isinstance(schema, Mapping) else None
-    wanted = {types} if isinstance(types, str) else set(types) if isinstance(types, list) else set()
-    if not wanted or wanted == {"string"}:
+def raw_value(text: str, kinds: frozenset[str]) -> object:
+    """A raw value as one of the types wanted; what is not JSON of such a type stays text."""
+    if not kinds or kinds == {"string"}:
         return text
     word = text.strip()
     if word in ("True", "False", "None"):  # templates print Python's words
@@ -122,12 +139,11 @@ def _value(text: str, schema: object) -> object:
         value, _, end = read_value(word)
     except NotJson:
         return text
-    if word[end:].strip() or ("string" in wanted and not _fits(value, wanted)):
+    if word[end:].strip() or ("string" in kinds and not _fits(value, kinds)):
         return text
     return value
 
 
-def _fits(value: object, wanted: set[str]) -> bool:
-    kinds = {bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
-    kind = kinds.get(type(value), "null" if value is None else "string")
-    return kind != "string" and (kind in wanted or (kind == "integer" and "number" in wanted))
+def _fits(value: object, kinds: frozenset[str]) -> bool:
+    kind = kind_of(value)
+    return kind != "string" and (kind in kinds or (kind == "integer" and "number" in kinds))

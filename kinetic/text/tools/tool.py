@@ -23,6 +23,10 @@ class Tool:
         found = self.parameters.get("properties")
         return found if isinstance(found, Mapping) else {}
 
+    def kinds(self, name: str) -> frozenset[str]:
+        """The types that a parameter may have; none where its schema does not tell."""
+        return frozenset(_kinds(self.properties.get(name), self.parameters, 8))
+
     @property
     def required(self) -> frozenset[str]:
         """The parameters that every call must give."""
@@ -30,6 +34,38 @@ class Tool:
         if not isinstance(found, Sequence) or isinstance(found, str):
             return frozenset()
         return frozenset(name for name in found if isinstance(name, str))
+
+
+_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string"}
+
+
+def kind_of(value: object) -> str:
+    """JSON Schema's word for a value's type."""
+    if value is None:
+        return "null"
+    return _NAMES.get(type(value), "object" if isinstance(value, Mapping) else "array")
+
+
+def _kinds(schema: object, root: Mapping[str, object], depth: int) -> set[str]:
+    if not isinstance(schema, Mapping) or depth == 0:
+        return set()
+    types = schema.get("type")
+    if types is not None:
+        return {types} if isinstance(types, str) else {t for t in types if isinstance(t, str)}
+    if "const" in schema:
+        return {kind_of(schema["const"])}
+    if isinstance(schema.get("enum"), list):
+        return {kind_of(value) for value in schema["enum"]}
+    reference = schema.get("$ref")
+    for place in ("$defs", "definitions"):
+        found, head = root.get(place), f"#/{place}/"
+        if isinstance(reference, str) and reference.startswith(head) and isinstance(found, Mapping):
+            return _kinds(found.get(reference.removeprefix(head)), root, depth - 1)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            parts = [_kinds(part, root, depth - 1) for part in schema[key]]
+            return set().union(*parts) if all(parts) else set()
+    return set()
 
 
 def tools_of(definitions: Sequence[Mapping[str, object]]) -> tuple[Tool, ...]:
