@@ -115,3 +115,52 @@ def test_a_grammar_holds_answers(client, seed):
     ]
     for text in texts:
         assert text == "yes" or (text[:2] == "no" and set(text[2:]) <= set("abc")), text
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"enum": ["Oslo", "Nice"]}},
+                "required": ["city"],
+            },
+        },
+    }
+    for name in ("get_weather", "get_time")
+]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_forced_call_comes(client, seed):
+    settings = {"tools": TOOLS, "temperature": 1.5, "seed": seed, "max_tokens": 400}
+    choice = client.chat(tool_choice="required", **settings).json["choices"][0]
+    assert choice["finish_reason"] == "tool_calls", choice
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] in ("get_weather", "get_time")
+    assert json.loads(call["function"]["arguments"])["city"] in ("Oslo", "Nice")
+    named = {"type": "function", "function": {"name": "get_time"}}
+    choice = client.chat(tool_choice=named, **settings).json["choices"][0]
+    assert [c["function"]["name"] for c in choice["message"]["tool_calls"]] == ["get_time"]
+    body = {
+        "messages": HI,
+        "max_tokens": 400,
+        "seed": seed,
+        "tools": [{"name": "shot", "input_schema": TOOLS[0]["function"]["parameters"]}],
+        "tool_choice": {"type": "any"},
+    }
+    message = client.post("/v1/messages", body).json
+    assert message["stop_reason"] == "tool_use" and message["content"][-1]["name"] == "shot"
+
+
+def test_a_forced_call_cut_by_the_limit_is_no_call(client):
+    reply = client.chat(tools=TOOLS, tool_choice="required", max_tokens=6).json
+    choice = reply["choices"][0]
+    assert choice["finish_reason"] == "length" and "tool_calls" not in choice["message"]
+
+
+def test_a_forced_call_and_a_form_are_two_things(client):
+    both = client.chat(tools=TOOLS, tool_choice="required", response_format=FORMAT)
+    assert both.status == 400
