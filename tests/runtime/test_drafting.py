@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.answers import GREEDY, VOCAB, Heard, plain, random_tokens, request, tiny_engine
+from support.answers import GREEDY, Heard, plain, random_tokens, request, tiny_engine
+from support.guessing import Guessing, Told
 
 from kinetic.ir.cpu_abi import PAGE
 from kinetic.runtime.drafting import (
@@ -22,7 +23,6 @@ from kinetic.runtime.drafting import (
     draft_lengths,
 )
 from kinetic.runtime.engine import Engine, Work
-from kinetic.runtime.request import Request
 from kinetic.runtime.sampling import SamplingParams
 from kinetic.runtime.scheduler import Scheduler
 
@@ -124,23 +124,6 @@ def test_earlier_requests_are_remembered_for_their_own_salt_and_within_bounds() 
     assert forgotten is None or forgotten.next() is None
 
 
-class Told:
-    """A source that guesses what it was told, some of it wrong."""
-
-    def __init__(self, answer: Sequence[int], prompt: int, rng: random.Random, wrong: float):
-        self.answer = [(t + 1) % VOCAB if rng.random() < wrong else t for t in answer]
-        self.at, self.start, self.match = 0, prompt, 16
-
-    def next(self) -> int | None:
-        return self.answer[self.at] if self.at < len(self.answer) else None
-
-    def guess(self, count: int) -> list[int]:
-        return self.answer[self.at : self.at + count]
-
-    def push(self, tokens: Sequence[int]) -> None:
-        self.at = len(tokens) - self.start
-
-
 def test_the_source_that_was_right_lately_is_believed() -> None:
     rng = random.Random(1)
     answer = random_tokens(100)
@@ -191,20 +174,6 @@ def test_text_that_cannot_be_guessed_is_not_guessed_at() -> None:
 
 
 # -- answers ---------------------------------------------------------------------------------
-class Guessing(Scheduler):
-    """Guesses what it was told the answers will be, some of it wrong, and often."""
-
-    wrong, seed, sources, match = 0.2, 0, 2, 5
-    answers: dict[tuple[int, ...], list[int]] = {}  # noqa: RUF012
-
-    def _drafter(self, asked: Request) -> Drafter | None:
-        rng, prompt = random.Random(self.seed), tuple(asked.prompt)
-        told = [Told(self.answers[prompt], len(prompt), rng, self.wrong) for _ in range(2)]
-        for source in told:
-            source.match = self.match
-        return Drafter(told[: self.sources])
-
-
 samplings = st.fixed_dictionaries(
     {"temperature": st.sampled_from([0.0, 0.7, 1.0, 1.5]), "seed": st.integers(0, 2**40)},
     optional={

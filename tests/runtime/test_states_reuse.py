@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.answers import Heard, plain, random_tokens, request, tiny_engine
+from support.guessing import Guessing
 
 from kinetic.ir.cpu_abi import PAGE
-from kinetic.runtime.drafting import Drafter
 from kinetic.runtime.engine import Engine, Work
 from kinetic.runtime.prompt_cache import SNAPSHOT, PromptCache
 from kinetic.runtime.prompt_store import PromptStore
-from kinetic.runtime.request import Request
 from kinetic.runtime.sampling import SamplingParams
 from kinetic.runtime.scheduler import Scheduler
 
@@ -80,36 +78,6 @@ def test_branches_are_words_of_their_paths_alone(engine: Engine) -> None:
         assert all((got == want).all() for got, want in zip(found, alone, strict=True))
         for path in paths:
             path.close()
-
-
-class Told:
-    """A source that guesses what it was told, some of it wrong."""
-
-    match = 16
-
-    def __init__(self, answer: list[int], prompt: int, seed: int):
-        rng = random.Random(seed)
-        self.answer = [t ^ 1 if rng.random() < 0.2 else t for t in answer]
-        self.at, self.start = 0, prompt
-
-    def next(self) -> int | None:
-        return self.answer[self.at] if self.at < len(self.answer) else None
-
-    def guess(self, count: int) -> list[int]:
-        return self.answer[self.at : self.at + count]
-
-    def push(self, tokens: list[int]) -> None:
-        self.at = len(tokens) - self.start
-
-
-class Guessing(Scheduler):
-    """Guesses what it was told the answers will be, some of it wrong, and often."""
-
-    answers: dict[tuple[int, ...], list[int]] = {}  # noqa: RUF012
-
-    def _drafter(self, asked: Request) -> Drafter | None:
-        prompt = tuple(asked.prompt)
-        return Drafter([Told(self.answers[prompt], len(prompt), len(prompt))])
 
 
 def test_answers_with_guesses_are_those_without(engine: Engine) -> None:
