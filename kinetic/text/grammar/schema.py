@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from kinetic.errors import UsageError
+from kinetic.text.grammar.pattern import FORMATS, rewritten
 
 MAX_BYTES = 1 << 18
 MAX_DEPTH = 128
@@ -30,6 +31,7 @@ _ONE: tuple[str, ...] = (
 _ONE += ("unevaluatedItems", "unevaluatedProperties", "contentSchema")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _REFUSED: tuple[str, ...] = ("x-guidance", "$dynamicRef", "$recursiveRef", "unevaluatedItems")
 _REFUSED += ("unevaluatedProperties", "dependencies", "dependentSchemas", "dependentRequired")
 _REFUSED += ("propertyNames", "uniqueItems", "contains", "minContains", "maxContains", "not")
@@ -79,10 +81,30 @@ def _schema(schema: object, where: str, depth: int, root: object) -> dict[str, o
             out[key] = {
                 k: _schema(v, f"{where}/{key}/{k}", depth + 1, root) for k, v in value.items()
             }
+        elif key in _COUNTS and isinstance(value, float) and value.is_integer():
+            out[key] = int(value)
+    _rewrite_patterns(out, where)
     if "anyOf" not in out and _apart(out.get("oneOf"), root):
         out["anyOf"] = out.pop("oneOf")
     _close_keys(out, where)
     return out
+
+
+def _rewrite_patterns(schema: dict[str, object], where: str) -> None:
+    pattern, format = schema.get("pattern"), schema.get("format")
+    if isinstance(pattern, str):
+        schema["pattern"] = rewritten(pattern, f"{where}/pattern")
+    by_key = schema.get("patternProperties")
+    if isinstance(by_key, Mapping):
+        place = f"{where}/patternProperties"
+        schema["patternProperties"] = {rewritten(k, place): v for k, v in by_key.items()}
+    if isinstance(format, str) and format in FORMATS:
+        del schema["format"]
+        more = schema.get("allOf", [])
+        if "pattern" not in schema:
+            schema["pattern"] = rewritten(FORMATS[format], where)
+        elif isinstance(more, list):
+            schema["allOf"] = [*more, {"pattern": rewritten(FORMATS[format], where)}]
 
 
 def _apart(choices: object, root: object) -> bool:
@@ -118,7 +140,8 @@ def _close_keys(schema: dict[str, object], where: str) -> None:
             f"the schema's {where}/patternProperties can only be enforced "
             "with additionalProperties false"
         )
-    others = cast(Mapping[str, object], {other_keys(list(names)): other})
+    pattern = rewritten(other_keys(list(names)), f"{where}/additionalProperties")
+    others = cast(Mapping[str, object], {pattern: other})
     schema["patternProperties"], schema["additionalProperties"] = dict(others), False
 
 
@@ -128,10 +151,10 @@ def other_keys(names: list[str]) -> str:
     parts = [_spelled(h) for h in heads if h not in names]
     for head in heads:
         after = sorted({h[len(head)] for h in heads if len(h) == len(head) + 1 and h[:-1] == head})
-        chars = "".join(f"\\x{{{ord(c):x}}}" for c in after)
+        chars = "".join(map(_spelled, after))
         parts.append(_spelled(head) + (f"[^{chars}]" if chars else r"[\s\S]") + r"[\s\S]*")
     return f"^(?:{'|'.join(parts)})$"
 
 
 def _spelled(text: str) -> str:
-    return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
+    return "".join(c if c.isascii() and c.isalnum() else f"\\u{{{ord(c):x}}}" for c in text)
