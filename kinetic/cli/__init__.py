@@ -36,6 +36,7 @@ COMMANDS = {
     "plan": "shows where a model would go in memory, without loading it",
     "can-run": "shows which files of a repository would run here",
     "quantize": "writes a model in another weight type, as llama-quantize does",
+    "perplexity": "measures perplexity and KL divergence over a text, as llama-perplexity does",
     "show": "prints a model's IR after any pass, its plan, or a kernel's assembly",
     "completion": "prints a script that completes commands and models in a shell",
 }
@@ -43,7 +44,6 @@ COMMANDS = {
 # Commands of the manual that later versions bring: named, so that the error can be honest.
 NOT_YET = (
     *("chat", "verify", "verify-receipt"),
-    "perplexity",
 )
 
 
