@@ -57,6 +57,9 @@ EXPERIMENTAL = ("lfm3",)
 DRAFTING = ("qwen35", "qwen35moe")
 """Families whose files may hold a block that predicts a further token."""
 
+LONG = ("phi3",)
+"""Families whose graph is another one for contexts longer than the model's first."""
+
 
 def is_embedding(file: GGUFFile) -> bool:
     """Whether a file is an embedding or reranking model: an encoder, or one with pooling."""
@@ -74,8 +77,9 @@ def pooling_of(file: GGUFFile) -> str | None:
     return named or ("mean" if arch in ENCODERS else None)
 
 
-def build(file: GGUFFile) -> Graph:
-    """The graph of the model in this file.
+def build(file: GGUFFile, n_ctx: int | None = None) -> Graph:
+    """The graph of the model in this file, for runs of `n_ctx` positions (0: all that it
+    supports), which few families ask for.
 
     Raises: UnsupportedError for an architecture, setting or tensor that Kinetic lacks;
     ModelFileError where metadata and tensors do not fit together.
@@ -86,7 +90,10 @@ def build(file: GGUFFile) -> Graph:
             f"{display_path(file.path)}: architecture {printable(arch)} is not supported yet; "
             f"supported are {', '.join(SUPPORTED)}"
         )
-    graph: Graph = import_module(SUPPORTED[arch]).build(file)
+    family = import_module(SUPPORTED[arch])
+    graph: Graph = family.build(file)
+    if arch in LONG and n_ctx is not None and not 0 < n_ctx <= graph.meta.n_ctx_train:
+        graph = family.build_long(file)
     return graph
 
 

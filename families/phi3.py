@@ -2,8 +2,8 @@
 
 Per layer: norm, grouped-query attention, norm, SwiGLU; each added to the residual. Queries, keys
 and values are one matrix; so are gate and up. A file for long contexts has two lists of rope
-factors, of which the short one is right up to the context that the model was first trained on.
-That is where Kinetic ends the context of such a file: the long list is not followed.
+factors: the short one is right up to the context that the model was first trained on, and the
+long one for runs whose context is longer. Keys are kept turned, so a run has one list throughout.
 Source: Ding et al. 2024, LongRoPE.
 """
 
@@ -28,18 +28,32 @@ from kinetic.ir.graph import Graph
 
 
 def build(file: GGUFFile) -> Graph:
-    """The graph of a phi3 file.
+    """The graph of a phi3 file, its context no longer than the model's first one.
 
     Raises: ModelFileError, UnsupportedError.
     """
+    return _build(file, "short", "long")
+
+
+def build_long(file: GGUFFile) -> Graph:
+    """The graph for all of the file's context.
+
+    Raises: ModelFileError, UnsupportedError.
+    """
+    return _build(file, "long", "short")
+
+
+def _build(file: GGUFFile, taken: str, other: str) -> Graph:
     b, cfg = Builder(file), Config.read(file, rope_kind="neox", longrope=True)
     seen = cfg.h.count("attention.sliding_window", 0, least=0)
     window = seen if 0 < seen < cfg.n_ctx else None
-    short = cfg.h.count("rope.scaling.original_context_length", cfg.n_ctx)
-    factors = b.maybe_weight("rope_factors_short.weight", (cfg.rope.rot // 2,))
-    if factors is not None:
-        b.skip("rope_factors_long.weight")
-        cfg = replace(cfg, n_ctx=min(short, cfg.n_ctx))
+    first = cfg.h.count("rope.scaling.original_context_length", cfg.n_ctx)
+    factors = None
+    if b.has("rope_factors_short.weight"):
+        factors = b.weight(f"rope_factors_{taken}.weight", (cfg.rope.rot // 2,))
+        b.skip(f"rope_factors_{other}.weight")
+        if taken == "short":
+            cfg = replace(cfg, n_ctx=min(first, cfg.n_ctx))
 
     caches = {}
     x, table = embedding(b, cfg)  # [T, D]

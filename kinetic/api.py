@@ -208,7 +208,7 @@ class Model:
             threads = usable
         _debug(1, f"device {target.device_class} ({target.cpu}, {target.dot}), {threads} threads")
         file = open_model(path, in_memory=not mmap)
-        graph = families.build(file)
+        graph = families.build(file, ctx_size)
         asked, max_rows = limits(graph, _context(graph, ctx_size), MAX_ROWS)
         if ctx_size is not None and asked < ctx_size:
             _notice(f"context {asked}, the most that this model takes")

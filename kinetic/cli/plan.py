@@ -97,7 +97,7 @@ def plan(path: Path, ctx_size: int | None, threads: int | None) -> Plan:
     from kinetic.runtime.memory import context_that_fits, memory_of, usable_memory
 
     with open_model(path) as gguf:
-        cost, graph = cost_of(gguf), families.build(gguf)
+        cost, graph = cost_of(gguf), families.build(gguf, ctx_size)
     program = compile_graph(graph, cpu_target(None))
     trained = graph.meta.n_ctx_train or 0
     n_ctx = ctx_size or trained or DEFAULT_CTX

@@ -14,6 +14,7 @@ import pytest
 from support.cpu_device import same_words
 from support.tiny_models import tiny_model
 
+from kinetic.api import Model
 from kinetic.codegen.pipeline import compile_graph
 from kinetic.codegen.targets.llvm_x86 import cpu_target
 from kinetic.errors import ModelFileError, UnsupportedError
@@ -89,11 +90,34 @@ def test_what_a_family_lacks_is_named(tmp_path: Path, arch: str, key: str, value
         graph_of_file(tmp_path, arch, {f"{arch}.{key}": value})
 
 
-def test_phi3_ends_where_its_short_factors_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("n_ctx", "taken"),
+    [(None, "short"), (512, "short"), (513, "long"), (4096, "long"), (0, "long")],
+)
+def test_phi3_turns_by_the_factors_for_its_context(
+    tmp_path: Path, n_ctx: int | None, taken: str
+) -> None:
     path = tiny_model("phi3", tmp_path / "m.gguf", formats="F32", **SIZE)
-    graph = build(GGUFFile.open(path))
-    assert graph.meta.n_ctx_train == 512
-    assert {n.get("attn_factor", float) for n in graph if n.op == "rope"} == {1.19}
+    with GGUFFile.open(path) as file:
+        graph = build(file, n_ctx)
+        assert graph.meta.n_ctx_train == (512 if taken == "short" else 1024)
+        assert {n.get("attn_factor", float) for n in graph if n.op == "rope"} == {1.19}
+        assert [w.name for w in graph.weights() if "factors" in w.name] == [
+            f"rope_factors_{taken}.weight"
+        ]
+
+
+def test_phi3_loads_for_the_context_that_is_asked_for(tmp_path: Path) -> None:
+    """As llama.cpp chooses: by the context, not by how far a prompt comes."""
+    path = tiny_model("phi3", tmp_path / "m.gguf", formats="F32", **SIZE)
+    found, prompt = {}, np.random.default_rng(3).integers(0, 288, 40).tolist()
+    for n_ctx in (None, 256, 768, 0):
+        model = Model.load(path, ctx_size=n_ctx, threads=1)
+        found[n_ctx] = (model.n_ctx, model.engine.prefill(model.engine.new_sequence(), prompt))
+        model.close()
+    assert [n for n, _ in found.values()] == [512, 256, 768, 1024]
+    assert same_words(found[None][1], found[256][1]) and same_words(found[768][1], found[0][1])
+    assert not same_words(found[256][1], found[768][1])
 
 
 @pytest.mark.parametrize("arch", ["gpt-oss", "gemma4"])
