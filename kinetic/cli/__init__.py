@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "run": "answers one prompt, streamed to stdout",
+    "chat": "chats in the terminal",
     "serve": "serves a model over HTTP: OpenAI's, Anthropic's, Ollama's and llama-server's API",
     "info": "shows what a model file contains",
     "bench": "measures prompt and generation speed, and peak memory",
@@ -43,7 +44,7 @@ COMMANDS = {
 
 # Commands of the manual that later versions bring: named, so that the error can be honest.
 NOT_YET = (
-    *("chat", "verify", "verify-receipt"),
+    *("verify", "verify-receipt"),
 )
 
 

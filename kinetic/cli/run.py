@@ -7,27 +7,36 @@ so that `kinetic run ... > answer.txt` holds the text and nothing else.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from typing import TYPE_CHECKING
 
+from kinetic.cli.asking import (
+    GENERATION,
+    add_asking,
+    load_model,
+    template_variables,
+    thinks,
+    token_limit,
+)
 from kinetic.cli.options import (
     add_model,
     add_runtime,
     add_sampling,
-    load_options,
     sampling_overrides,
     take_model,
 )
-from kinetic.cli.parser import CommandParser, whole
-from kinetic.cli.terminal import LiveLine, LoadBar, printable, use_utf8, write_out
+from kinetic.cli.parser import CommandParser
+from kinetic.cli.speeds import answer_speed, speed
+from kinetic.cli.terminal import LiveLine, is_interactive, use_utf8
 from kinetic.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from kinetic.api import Model, SamplingParams, Stats
+    from kinetic.cli.chat.conversation import Prompt
+    from kinetic.text.output import ChatFormat
 
 _CONTINUED = ", no chat template: continued the text"
 
@@ -42,27 +51,14 @@ def build_parser() -> CommandParser:
         "without a chat template continues the text, and the status line says so.",
     )
     add_model(parser)
-    group = "generation options"
+    group = GENERATION
     parser.option(
         group, "-p", "--prompt", metavar="TEXT", help="the prompt, instead of free words or stdin"
-    )
-    parser.option(group, "--system", metavar="TEXT", help="system prompt")
-    parser.option(
-        group,
-        *("-n", "--n-predict"),
-        metavar="N",
-        type=whole(-1),
-        help="most tokens of the answer; -1 or 0 for no limit [default: no limit]",
     )
     parser.option(
         group, "--raw", help="continue the prompt as written, without the model's chat template"
     )
-    parser.option(
-        group,
-        "--chat-template-kwargs",
-        metavar="JSON",
-        help='variables for the chat template, such as {"enable_thinking": false}',
-    )
+    add_asking(parser, reasoning="auto")
     add_sampling(parser)
     add_runtime(parser)
     return parser
@@ -72,39 +68,41 @@ def run(options: argparse.Namespace) -> int:
     """Answer one prompt. Raises: any KineticError of loading or generating."""
     use_utf8()
     path, words = take_model(options, "run")
-    template_kwargs = _template_kwargs(options)
+    template_kwargs = template_variables(options)
     if options.raw and options.system is not None:
         raise UsageError("--raw sends no system prompt; put that text into the prompt.")
+    if options.prompt is None and not words and _may_chat(path, options):
+        from kinetic.cli.chat import talk
+
+        return talk(path, options)
     prompt = _prompt(options, words)
 
-    model = _load(path, options)
+    model = load_model(path, options)
     from kinetic.api import SamplingParams
+    from kinetic.cli.chat.conversation import Conversation, Prompt
 
-    has_template = model.chat_template is not None
-    if options.system is not None and not has_template:
+    template = None if options.raw else model.chat_template
+    if options.system is not None and template is None:
         raise UsageError(
             f"{path.name} has no chat template, so --system has no place in it; "
             "put that text into the prompt."
         )
-    prompt_ids = model.encode_prompt(
-        prompt,
-        system=options.system,
-        raw=options.raw,
-        template_kwargs=template_kwargs,
-    )
-    if not prompt_ids:
+    if template is None:
+        chat, asked = None, Prompt(model.encode_prompt(prompt, raw=options.raw))
+    else:
+        chat = Conversation(template, options.system, thinks(options), template_kwargs)
+        asked = chat.prompt(prompt)
+    if not asked.ids:
         raise UsageError("the prompt is empty, and this model needs a first token to go on from.")
     params = SamplingParams.from_metadata(model.file.metadata).with_overrides(
         **sampling_overrides(options)
     )
-    limit = options.n_predict if options.n_predict and options.n_predict > 0 else None
-    _stream(model, prompt_ids, params, limit)
-    stats = model.last_stats
-    if stats is not None:
-        if stats.stop_reason == "context":
-            print(_cut(model.n_ctx), file=sys.stderr)
-        note = "" if has_template else _CONTINUED
-        print(status_line(stats, model.device_name, note), file=sys.stderr)
+    format = None if chat is None else chat.format
+    stats = _stream(model, asked, format, params, token_limit(options))
+    if stats.stop_reason == "context":
+        print(_cut(model.n_ctx), file=sys.stderr)
+    note = _CONTINUED if model.chat_template is None else ""
+    print(status_line(stats, model.device_name, note), file=sys.stderr)
     return 0
 
 
@@ -117,53 +115,57 @@ def _cut(n_ctx: int) -> str:
 
 def status_line(stats: Stats, device_name: str, note: str = "") -> str:
     """The closing line of an answer: its speed, the prompt's speed and the device."""
-    answer = _answer_speed(stats.generated_tokens, stats.generate_seconds)
-    prompt = _speed(stats.prompt_tokens, stats.prompt_tokens, stats.prompt_seconds)
+    answer = answer_speed(stats.generated_tokens, stats.generate_seconds)
+    prompt = speed(stats.prompt_tokens, stats.prompt_tokens, stats.prompt_seconds)
     return f"[{answer}; prompt {prompt} on {device_name}{note}]"
 
 
-def _answer_speed(tokens: int, seconds: float) -> str:
-    # The prompt's last step gives the first token, so the clock sees one step less.
-    return _speed(tokens, tokens - 1, seconds)
+def _stream(
+    model: Model,
+    asked: Prompt,
+    format: ChatFormat | None,
+    params: SamplingParams,
+    limit: int | None,
+) -> Stats:
+    """Write the answer as it comes; show the speed when only stderr is watched.
 
+    *Raises* any KineticError of generating.
+    """
+    from kinetic.api import Stats
+    from kinetic.cli.chat.screen import AnswerWriter
+    from kinetic.generation import FinishEvent, GenerationRequest, TextEvent
+    from kinetic.text.events import Text
+    from kinetic.text.output import OutputParser
 
-def _speed(tokens: int, steps: int, seconds: float) -> str:
-    rate = f"{steps / seconds:.1f}" if steps > 0 and seconds > 0 else "-"
-    return f"{tokens} token{'' if tokens == 1 else 's'} at {rate} tok/s"
-
-
-def _load(path: Path, options: argparse.Namespace) -> Model:
-    from kinetic.api import Model
-
-    bar = LoadBar()
+    shown = frozenset[int]() if format is None else format.shown(model.tokenizer)
+    parser = None if format is None else OutputParser(format, is_open=asked.thinking)
+    writer, line = AnswerWriter(), LiveLine(enabled=not sys.stdout.isatty())
+    stats = Stats(prompt_tokens=len(asked.ids))
+    started, count = 0.0, 0
+    request = GenerationRequest(asked.ids, params, limit, shown=shown)
+    events = model.start(request).events()
     try:
-        return Model.load(
-            path, ctx_size=options.ctx_size, progress=bar.progress, **load_options(options)
-        )
+        for event in events:
+            if isinstance(event, FinishEvent):
+                stats.take(event)
+                if event.error is not None:
+                    raise event.error
+            elif isinstance(event, TextEvent):
+                count += 1
+                if count == 1:
+                    started = time.perf_counter()
+                elif line.enabled:
+                    line.update(f"[{answer_speed(count, time.perf_counter() - started)}]")
+                pieces = [Text(event.text)] if parser is None else parser.push(event.text)
+                for piece in pieces:
+                    writer.show(piece)
+        for piece in [] if parser is None else parser.flush("stop"):
+            writer.show(piece)
     finally:
-        bar.clear()
-
-
-def _stream(model: Model, prompt_ids: list[int], params: SamplingParams, limit: int | None) -> None:
-    """Write the answer as it comes; show the speed when only stderr is watched."""
-    on_terminal = sys.stdout.isatty()
-    line = LiveLine(enabled=not on_terminal)
-    started, count, last = 0.0, 0, "\n"
-    try:
-        for piece in model.generate(prompt_ids, params, max_tokens=limit):
-            count += 1
-            if count == 1:
-                started = time.perf_counter()
-            elif line.enabled:
-                line.update(f"[{_answer_speed(count, time.perf_counter() - started)}]")
-            if piece.text:
-                # A model's words must not drive the terminal; a file gets them as they are.
-                write_out(printable(piece.text) if on_terminal else piece.text)
-                last = piece.text[-1]
-    finally:
+        events.close()  # type: ignore[attr-defined]
         line.clear()
-        if last != "\n":
-            write_out("\n")
+        writer.close()
+    return stats
 
 
 def _prompt(options: argparse.Namespace, words: list[str]) -> str:
@@ -187,6 +189,18 @@ def _prompt(options: argparse.Namespace, words: list[str]) -> str:
     return text
 
 
+def _may_chat(path: Path, options: argparse.Namespace) -> bool:
+    """Whether a person without a prompt is to get a chat: at a terminal, with a chat template."""
+    if options.raw or not is_interactive():
+        return False
+    if options.chat_template_file is not None:
+        return True
+    from kinetic.ir.gguf_split import open_model
+
+    with open_model(path) as file:
+        return bool(file.get_str("tokenizer.chat_template", ""))
+
+
 def _read_stdin() -> str:
     if sys.stdin is None:
         raise UsageError('there is no prompt; give one, as in kinetic run model.gguf "Hello".')
@@ -203,16 +217,3 @@ def _read_stdin() -> str:
         raise UsageError('stdin held no prompt; give one, as in kinetic run model.gguf "Hello".')
     # Editors and echo end a file with a newline that nobody means as part of the prompt.
     return text.removesuffix("\n").removesuffix("\r")
-
-
-def _template_kwargs(options: argparse.Namespace) -> dict[str, object] | None:
-    text = options.chat_template_kwargs
-    if text is None:
-        return None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):  # not JSON, or nested without end
-        value = None
-    if not isinstance(value, dict):
-        raise UsageError('--chat-template-kwargs takes a JSON object such as {"x": true}.')
-    return value

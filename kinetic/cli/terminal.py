@@ -36,6 +36,12 @@ def use_utf8() -> None:
             reconfigure(encoding="utf-8", errors="replace")
 
 
+def is_interactive() -> bool:
+    """Whether a person is at both ends, at a terminal that takes escape sequences."""
+    at_terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+    return at_terminal and os.environ.get("TERM") not in (None, "", "dumb")
+
+
 STDOUT = "stdout"
 
 
