@@ -18,10 +18,11 @@ longer than needed; a key or tensor name that comes twice is refused.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from io import FileIO
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
@@ -123,6 +124,9 @@ class GGUFFile:
     ) -> None:
         self.path, self.in_memory = os.fspath(path), in_memory
         self._released: set[str] = set()
+        self._replaced: dict[str, Callable[[], NDArray[np.float32]]] = {}
+        self._made: dict[str, NDArray[np.uint8]] = {}
+        self._also = ""
         self._map, self._buf, self.mtime_ns = _open_file(self.path, in_memory)
         self.size = len(self._buf)
         try:
@@ -224,7 +228,22 @@ class GGUFFile:
             raise ModelFileError(f"{display_path(self.path)}: there is no tensor {name}")
         if name in self._released:
             raise InternalError(f"tensor {name} was released; open the file again to read it")
+        if name in self._replaced:
+            if name not in self._made:
+                self._made[name] = self._replaced[name]().reshape(-1).view(np.uint8)
+            return self._made[name]
         return self._buf[info.offset : info.offset + info.nbytes]
+
+    def replace(self, name: str, make: Callable[[], NDArray[np.float32]]) -> None:
+        """Give a tensor other values, of its shape and as F32, made when they are first read."""
+        info = self.tensors[name]
+        nbytes = 4 * math.prod(info.shape)
+        self.tensors[name] = info._replace(type_id=0, type_name="F32", offset=0, nbytes=nbytes)
+        self._replaced[name] = make
+
+    def add_identity(self, text: str) -> None:
+        """Make `identity` depend on this too: on what tensors were replaced with."""
+        self._also += text
 
     @property
     def base_address(self) -> int:
@@ -241,8 +260,9 @@ class GGUFFile:
 
     def release(self, name: str) -> None:
         """Let go of a tensor that nobody will read again."""
-        if self.in_memory:
+        if self.in_memory or name in self._replaced:
             self._released.add(name)
+        self._made.pop(name, None)
         self._drop(name, 0, None)
 
     def identity(self) -> str:
@@ -256,11 +276,12 @@ class GGUFFile:
         step = max(_SAMPLE_BYTES, (self.size - self.data_offset) // _SAMPLES)
         for at in range(self.data_offset, self.size, step):
             digest.update(self._buf[at : at + _SAMPLE_BYTES].data)
+        digest.update(self._also.encode())
         return digest.hexdigest()
 
     def _drop(self, name: str, start: int, stop: int | None) -> None:
         info = self.tensors[name]
-        if not hasattr(mmap, "MADV_DONTNEED") or self._map is None:
+        if not hasattr(mmap, "MADV_DONTNEED") or self._map is None or name in self._replaced:
             return
         page = mmap.PAGESIZE
         # Only whole pages: the first and last may hold a neighbour that is in use.

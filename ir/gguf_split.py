@@ -80,7 +80,7 @@ class SplitGGUF(GGUFFile):
 
     def _owner(self, name: str) -> GGUFFile | None:
         part = self._part_of.get(name)
-        return None if part is self else part
+        return None if part is self or name in self._replaced else part
 
     def data(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor as a view of the part it lies in."""

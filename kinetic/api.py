@@ -42,6 +42,7 @@ from kinetic.ir.gguf import GGUFFile
 from kinetic.ir.gguf_split import open_model
 from kinetic.ir.graph import Graph
 from kinetic.ir.program import Launch, Program
+from kinetic.lora import merge
 from kinetic.runtime.cpus import default_threads, usable_cpus
 from kinetic.runtime.devices.cpu import CpuDevice
 from kinetic.runtime.devices.weights import LoadOptions, Progress
@@ -153,6 +154,7 @@ class Model:
         mlock: bool = False,
         repack_cache: str | os.PathLike[str] | None = None,
         repack_cache_limit: int = DEFAULT_LIMIT,
+        lora: Items[tuple[str | os.PathLike[str], float]] = (),
         progress: Progress | None = None,
     ) -> Model:
         """Load a GGUF file.
@@ -166,7 +168,8 @@ class Model:
         they are kept in memory alone. Without `mmap` the file
         is read instead of mapped; `mlock` keeps the weights from being swapped out.
         `repack_cache` is a folder that keeps repacked weights between loads, of at most
-        `repack_cache_limit` bytes.
+        `repack_cache_limit` bytes. `lora` are adapters and their scales, merged into the
+        weights; the states of prompts are not kept then.
 
         *Raises* `ModelFileError` for a damaged file, `UnsupportedError` for one that needs
         what Kinetic lacks.
@@ -208,6 +211,8 @@ class Model:
             threads = usable
         _debug(1, f"device {target.device_class} ({target.cpu}, {target.dot}), {threads} threads")
         file = open_model(path, in_memory=not mmap)
+        if lora:
+            merge(file, lora)
         graph = families.build(file, ctx_size)
         asked, max_rows = limits(graph, _context(graph, ctx_size), MAX_ROWS)
         if ctx_size is not None and asked < ctx_size:
@@ -241,7 +246,7 @@ class Model:
             options = replace(options, cache=entry)
         # Pages that no request needs hold what earlier prompts left behind.
         room = max(0, usable_memory() - memory_of(program, n_pages).total)
-        warm = "warm-start" not in off and graph.meta.pooling is None
+        warm = "warm-start" not in off and graph.meta.pooling is None and not lora
         prompt_bytes = min(MEMORY_LIMIT, room // 2) if warm else 0
         spare = min(_MOST_SPARE, prompt_bytes // max(1, page_bytes(program)))
         cpu = CpuDevice(

@@ -8,6 +8,7 @@ A flag that a command declares under its own name is left alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 
 from kinetic.errors import UsageError
@@ -68,11 +69,9 @@ REFUSED = {
     **dict.fromkeys(("--ssl-key-file", "--ssl-cert-file"), _TLS),
 }
 
-_LORA = "merge the adapter into the model with llama.cpp's llama-export-lora first"
 _IMAGES = "Kinetic reads text alone so far"
 _ROPE = "Kinetic takes the rotary settings of the model file"
 LATER = {
-    **dict.fromkeys(("--lora", "--lora-scaled"), _LORA),
     **dict.fromkeys(("--control-vector", "--control-vector-scaled"), "leave it out"),
     **dict.fromkeys(("--image", "--mmproj"), _IMAGES),
     **dict.fromkeys(("--rope-scaling", "--rope-scale", "--rope-freq-scale"), _ROPE),
@@ -87,6 +86,14 @@ LATER = {
 }
 
 
+def _is_number(line: list[str], at: int) -> bool:
+    """Whether there is a word there, and it is a number."""
+    try:
+        return math.isfinite(float(line[at]))
+    except (IndexError, ValueError):
+        return False
+
+
 def translate(line: list[str], known: Container[str]) -> list[str]:
     """A command line with llama.cpp's flags in Kinetic's words.
 
@@ -97,7 +104,11 @@ def translate(line: list[str], known: Container[str]) -> list[str]:
     for i in words:
         name, equals, value = line[i].partition("=")
         following = line[i + 1] if i + 1 < len(line) else None
-        if name in known or not name.startswith("-"):
+        if name == "--lora-scaled" and name in known and not equals and _is_number(line, i + 2):
+            out.append(f"{name}={following}:{line[i + 2]}")  # as older llama.cpp took it
+            next(words, None)
+            next(words, None)
+        elif name in known or not name.startswith("-"):
             out.append(line[i])
         elif SPELLINGS.get(name) in known if name in SPELLINGS else False:
             out.append(SPELLINGS[name] + equals + value)

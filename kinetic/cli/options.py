@@ -106,9 +106,50 @@ def add_runtime(parser: CommandParser, *, context: bool = True) -> None:
     )
     option(
         title,
+        "--lora",
+        metavar="FILE",
+        repeat=True,
+        type=adapters,
+        help="LoRA adapters in GGUF, comma-separated, merged into the weights at load; they take "
+        "4 bytes for each weight of an adapted matrix",
+    )
+    option(
+        title,
+        "--lora-scaled",
+        metavar="FILE:SCALE",
+        repeat=True,
+        type=scaled_adapters,
+        help="the same with scales, as in a.gguf:0.5,b.gguf:2; FILE SCALE is taken too",
+    )
+    option(
+        title,
         "--no-repack",
         help="refused: kernels read only repacked weights, which replace the file's in memory",
     )
+
+
+def adapters(text: str) -> list[tuple[Path, float]]:
+    """The files of --lora, at their full strength."""
+    files = [part.strip() for part in text.split(",")]
+    if not all(files):
+        raise argparse.ArgumentTypeError(f"takes adapters with commas between, not {text!r}")
+    return [(Path(file).expanduser(), 1.0) for file in files]
+
+
+def scaled_adapters(text: str) -> list[tuple[Path, float]]:
+    """The files and scales of --lora-scaled."""
+    found = []
+    for part in text.split(","):
+        file, _, scale = part.strip().rpartition(":")
+        try:
+            if not file:
+                raise ValueError
+            found.append((Path(file).expanduser(), float(scale)))
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"takes FILE:SCALE, as in adapter.gguf:0.5, not {part!r}"
+            ) from None
+    return found
 
 
 def add_sampling(parser: CommandParser) -> None:
@@ -223,6 +264,12 @@ def load_options(options: argparse.Namespace) -> dict[str, Any]:
         "mlock": options.mlock,
         "off": frozenset(options.off) | ({"warm-start"} if options.no_prompt_cache else set()),
         "cache_dir": options.cache_dir or settings.cache_dir() / "warm",
+        "lora": [
+            one
+            for given in (options.lora, options.lora_scaled)
+            for part in given or []
+            for one in part
+        ],
         "repack_cache": options.repack_cache,
         "repack_cache_limit": int(options.repack_cache_limit * 2**30),
     }

@@ -208,8 +208,8 @@ NOT_HERE = (
     *("--draft-min", "-ngld", "-hf", "--hf-repo", "-mu", "--model-url", "-f", "--file"),
     *("--image", "--control-vector", "--control-vector-scaled", "--grammar", "--grammar-file"),
     *("-j", "--json-schema", "--api-key-file", "--ssl-key-file", "--ssl-cert-file"),
-    *("-np", "-ctk", "-ctv", "-a", "-rea", "--host", "--port", "--mmproj", "--lora"),
-    *("--lora-scaled", "--chat-template-file", "--rope-scaling", "--receipt"),
+    *("-np", "-ctk", "-ctv", "-a", "-rea", "--host", "--port", "--mmproj"),
+    *("--chat-template-file", "--rope-scaling", "--receipt"),
 )
 
 
