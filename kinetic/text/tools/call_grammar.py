@@ -41,6 +41,23 @@ class CallGrammar:
             self._lines.append(f"{self._known[key]}{flags}: {body}")
         return self._known[key]
 
+    def refuse(self, tool: Tool, name: str) -> None:
+        """Nothing, unless the tool is strict.
+
+        *Raises*: UsageError.
+        """
+        if tool.strict:
+            raise UsageError(
+                f"the parameter {name} of the strict tool {tool.name} cannot be held to its "
+                "schema in this model's way of writing calls; leave strict out, or its limits"
+            )
+
+    def define(self, name: str, body: str) -> None:
+        """A rule by its name, once."""
+        if name not in self._known:
+            self._known[name] = name
+            self._lines.append(f"{name}: {body}")
+
     def literal(self, text: str) -> str:
         """Exactly this text."""
         return json.dumps(text, ensure_ascii=False)
@@ -52,6 +69,8 @@ class CallGrammar:
 
     def until(self, end: str) -> str:
         """Any text up to the first `end`, and `end`."""
+        if self._token_of(end) is not None:
+            return self.rule(f"(/[\\s\\S]+/)? {self.marker(end)}")
         spelled = "".join(f"\\x{{{ord(c):x}}}" for c in end)
         return self.rule(f"/[\\s\\S]*{spelled}/", "[lazy]")
 
@@ -102,7 +121,7 @@ class CallGrammar:
         """
         schema = parameter_schema(tool, name)
         if not self._held(schema):
-            _refuse_strict(tool, name)
+            self.refuse(tool, name)
             schema = True
         return self.json(schema)
 
@@ -119,7 +138,7 @@ class CallGrammar:
         if isinstance(words, list) and words and all(isinstance(w, str) for w in words):
             return self.any_of([wrap(self.literal(w)) for w in words])
         if not (set(schema) <= _NOTES and kinds <= _TEXTLIKE):
-            _refuse_strict(tool, name)
+            self.refuse(tool, name)
         return self.until(end)
 
 
@@ -147,11 +166,3 @@ def parameter_schema(tool: Tool, name: str) -> object:
         return schema if isinstance(schema, bool) else True
     root = {key: tool.parameters[key] for key in _DEFINITIONS if key in tool.parameters}
     return {**root, **schema}
-
-
-def _refuse_strict(tool: Tool, name: str) -> None:
-    if tool.strict:
-        raise UsageError(
-            f"the parameter {name} of the strict tool {tool.name} cannot be held to its schema in "
-            "this model's way of writing calls; leave strict out, or its pattern, format and limits"
-        )

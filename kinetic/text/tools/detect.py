@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from kinetic.text.tools.deepseek import DeepSeek
 from kinetic.text.tools.dialect import Dialect
+from kinetic.text.tools.gemma4 import Gemma4
+from kinetic.text.tools.glm import Glm
 from kinetic.text.tools.hermes import Hermes
 from kinetic.text.tools.lists import BareCalls, Granite3, Lfm2, Mistral
 from kinetic.text.tools.qwen_xml import QwenXml
@@ -10,6 +13,9 @@ from kinetic.text.tools.qwen_xml import QwenXml
 # The first that matches counts: a template with several markers means the more special one.
 _BY_MARKUP: tuple[tuple[str, type[Dialect]], ...] = (
     ("<function=", QwenXml),
+    ("<arg_key>", Glm),
+    ("<｜tool▁calls▁begin｜>", DeepSeek),
+    ("<|tool_call>", Gemma4),
     ("[TOOL_CALLS]", Mistral),
     ("<|tool_call_start|>", Lfm2),
     ("<|tool_list_start|>", Lfm2),

@@ -16,6 +16,8 @@ from kinetic.text.tools import Tool
 
 HERMES = "<tool_call> <think> </think> enable_thinking"
 XML = "<tool_call> <function= <think> </think>"
+GLM, DEEP, GEMMA = "<arg_key> <tool_call>", "<｜tool▁calls▁begin｜>", "<|tool_call>"
+BROKEN_GEMMA = "<|tool_call>call:f{a}<tool_call|>"
 STRING = {"type": "object", "properties": {k: {"type": "string"} for k in ("text", "command")}}
 WEATHER = Tool("get_weather", parameters={"properties": {"city": {"type": "string"}}})
 SHELL, ECHO, WRITE = (Tool(n, parameters=STRING) for n in ("shell", "echo", "write_file"))
@@ -91,6 +93,39 @@ CASES = {
         "",
         [("a", {}), ("b", {"x": 1})],
     ),
+    "glm": (
+        GLM,
+        "Sure.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n"
+        "<arg_value>a </tool_call> b</arg_value>\n</tool_call>",
+        "Sure.",
+        [("get_weather", {"city": "a </tool_call> b"})],
+    ),
+    "glm-broken": (GLM, "<tool_call>a b c</tool_call>", "<tool_call>a b c</tool_call>", []),
+    "deepseek": (
+        DEEP,
+        "Look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+        '<｜tool▁call▁begin｜>b<｜tool▁sep｜>{"x": [1]}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        "Look.",
+        [("a", {}), ("b", {"x": [1]})],
+    ),
+    "deepseek-block": (
+        DEEP,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>a\n```json\n"
+        '{"x": "`"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        "",
+        [("a", {"x": "`"})],
+    ),
+    "gemma4": (
+        GEMMA,
+        '<|tool_call>call:f{a:<|"|>x, <tool_call|> {"y"}<|"|>,b:-1.5,c:[true,null],d:{e:{}}}'
+        "<tool_call|><|tool_call>call:g{}<tool_call|>",
+        "",
+        [
+            ("f", {"a": 'x, <tool_call|> {"y"}', "b": -1.5, "c": [True, None], "d": {"e": {}}}),
+            ("g", {}),
+        ],
+    ),
+    "gemma4-broken": (GEMMA, BROKEN_GEMMA, BROKEN_GEMMA, []),
 }
 
 
@@ -124,13 +159,18 @@ def test_case_cut_in_every_way(name: str) -> None:
 
 _WORDS = """<tool_call> </tool_call> <function=shell> </function> <parameter=command> </parameter>
     <think> </think> [TOOL_CALLS] [ARGS] shell {"name":"echo"} {"name":"a","arguments":{}}
+    <arg_key>command</arg_key> <arg_value> </arg_value> <tool_call>shell <|tool_call>call:f{ a:
+    <tool_call|> <|"|> } <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁sep｜> {}
+    <｜tool▁call▁begin｜>a <｜tool▁call▁end｜>
     <|tool_call_start|> <|tool_call_end|> <|tool_call|> [ ] echo(text='a') [echo( < ' " x"""
 PARTS = st.sampled_from([*_WORDS.split(), "\n", " "])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(
-    st.sampled_from([HERMES, XML, "[TOOL_CALLS]", "<|tool_call_start|>", "<|tool_call|>", ""]),
+    st.sampled_from(
+        [HERMES, XML, "[TOOL_CALLS]", "<|tool_call_start|>", "<|tool_call|>", "", GLM, DEEP, GEMMA]
+    ),
     st.lists(PARTS, max_size=12).map("".join),
     st.lists(st.integers(0, 120), max_size=8),
     st.booleans(),
