@@ -19,6 +19,7 @@ from kinetic.cli.asking import (
     thinks,
     token_limit,
 )
+from kinetic.cli.held import add_forms, given_form
 from kinetic.cli.options import (
     add_model,
     add_runtime,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from kinetic.api import Model, SamplingParams, Stats
     from kinetic.cli.chat.conversation import Prompt
+    from kinetic.runtime.sampling.constraint import Constraint
     from kinetic.text.output import ChatFormat
 
 _CONTINUED = ", no chat template: continued the text"
@@ -59,6 +61,7 @@ def build_parser() -> CommandParser:
         group, "--raw", help="continue the prompt as written, without the model's chat template"
     )
     add_asking(parser, reasoning="auto")
+    add_forms(parser, group)
     add_sampling(parser)
     add_runtime(parser)
     return parser
@@ -71,7 +74,8 @@ def run(options: argparse.Namespace) -> int:
     template_kwargs = template_variables(options)
     if options.raw and options.system is not None:
         raise UsageError("--raw sends no system prompt; put that text into the prompt.")
-    if options.prompt is None and not words and _may_chat(path, options):
+    form = given_form(options)
+    if options.prompt is None and not words and form is None and _may_chat(path, options):
         from kinetic.cli.chat import talk
 
         return talk(path, options)
@@ -98,7 +102,9 @@ def run(options: argparse.Namespace) -> int:
         **sampling_overrides(options)
     )
     format = None if chat is None else chat.format
-    stats = _stream(model, asked, format, params, token_limit(options))
+    style = None if format is None else format.reasoning
+    held = None if form is None else form.constraint(model.tokenizer, style, asked.thinking)
+    stats = _stream(model, asked, format, params, token_limit(options), held)
     if stats.stop_reason == "context":
         print(_cut(model.n_ctx), file=sys.stderr)
     note = _CONTINUED if model.chat_template is None else ""
@@ -126,6 +132,7 @@ def _stream(
     format: ChatFormat | None,
     params: SamplingParams,
     limit: int | None,
+    held: Constraint | None,
 ) -> Stats:
     """Write the answer as it comes; show the speed when only stderr is watched.
 
@@ -142,7 +149,7 @@ def _stream(
     writer, line = AnswerWriter(), LiveLine(enabled=not sys.stdout.isatty())
     stats = Stats(prompt_tokens=len(asked.ids))
     started, count = 0.0, 0
-    request = GenerationRequest(asked.ids, params, limit, shown=shown)
+    request = GenerationRequest(asked.ids, params, limit, constraint=held, shown=shown)
     events = model.start(request).events()
     try:
         for event in events:
