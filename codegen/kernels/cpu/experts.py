@@ -17,8 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import kinetic.ir.math as kmath
-from kinetic.codegen.kernels.cpu.matmul import Epilogue, matmul
-from kinetic.codegen.kernels.cpu.matmul_float import matmul_float
+from kinetic.codegen.kernels.cpu.matmul import product_functions
+from kinetic.codegen.kernels.cpu.matmul_float import float_product_functions
+from kinetic.codegen.kernels.cpu.product import Epilogue
 from kinetic.codegen.kernels.cpu.rows import gated, quantize_block
 from kinetic.codegen.kernels.cpu.simd import F32, I32, Kernel, MathOn, lane_max
 from kinetic.codegen.targets.llvm_ir import Function, Value, vec
@@ -394,11 +395,10 @@ def expert_matmul(
     of a row of `out`, and with a bias its rows, one an expert.
     """
     if isinstance(fmt, BlockFormat):
-        product = matmul(fmt, target, epilogue)
+        product = product_functions(fmt, target, epilogue)
     else:
         assert isinstance(fmt, FloatFormat)
-        product = matmul_float(fmt, target, epilogue)
-    nests = [f for f in product if not isinstance(f, Kernel)]
+        product = float_product_functions(fmt, target, epilogue)
     name = fmt.name.lower() + epilogue.suffix
     k = Kernel(f"expert_matmul_{name}", target)
     weights, acts, out, routing = (k.argument("ptr") for _ in range(4))
@@ -416,15 +416,11 @@ def expert_matmul(
         first = item.urem(chunks) * chunk
         last = k.minimum(first + chunk, groups)
         args = (matrix, rows, to, bias, inner, first, last, count, stride)
-        one = count.compare("eq", 1)
-        with k.if_(one):
-            k.call_local(f"one_{name}", "void", *args)
-        with k.if_(one ^ 1):
-            k.call_local(f"many_{name}", "void", *args)
+        k.call_local(f"product_{name}", "void", *args)
 
     k.take(k.load("i64", routing, GROUPS, align=8) * chunks, work)
     k.ret()
-    return [*nests, k]
+    return [*product, k]
 
 
 def expert_groups(outputs: int) -> int:

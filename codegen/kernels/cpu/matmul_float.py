@@ -6,31 +6,20 @@ Four chains over `k`; a few tokens at a time share each widened weight.
 
 from __future__ import annotations
 
-from kinetic.codegen.kernels.cpu.matmul import CHAINS, Epilogue, split_rows
+from kinetic.codegen.kernels.cpu.matmul import choose_nest, split_rows
+from kinetic.codegen.kernels.cpu.product import CHAINS, NEST_ARGS, Epilogue
 from kinetic.codegen.kernels.cpu.simd import F32, CpuFunction, Kernel, load_bf16, load_f16, tree
 from kinetic.codegen.targets.llvm_ir import Function, Value
 from kinetic.codegen.targets.llvm_x86 import CpuTarget
 from kinetic.ir.cpu_abi import ROWS
 from kinetic.ir.quant.base import FloatFormat
 
-_ARGS = (
-    ("ptr", "weights"),
-    ("ptr", "x"),
-    ("ptr", "out"),
-    ("ptr", "bias"),
-    ("i64", "columns"),
-    ("i64", "first"),
-    ("i64", "last"),
-    ("i64", "rows"),
-    ("i64", "stride"),
-)
-
 
 class _FloatNest:
     """The loop nest for `tokens` rows at a time."""
 
     def __init__(self, name: str, fmt: FloatFormat, target: CpuTarget, epilogue: Epilogue):
-        self.k = CpuFunction(name, _ARGS, target)
+        self.k = CpuFunction(name, NEST_ARGS, target)
         self.fmt, self.epilogue = fmt, epilogue
 
     def weight(self, base: Value, column: Value) -> Value:
@@ -43,10 +32,10 @@ class _FloatNest:
     def tile(self, group: Value, base: Value, token: Value, tokens: int) -> None:
         """`tokens` rows from `token` on against one row group."""
         k, arg = self.k, self.k.arg
-        row_bytes = arg["columns"] << 2
-        rows = [k.gep(arg["x"], (token + t) * row_bytes) for t in range(tokens)]
+        row_bytes = arg["blocks"] << 2
+        rows = [k.gep(arg["acts"], (token + t) * row_bytes) for t in range(tokens)]
         zeros = [k.zero(F32)] * (CHAINS * tokens)
-        with k.loop(0, arg["columns"], CHAINS, carry=zeros) as i:
+        with k.loop(0, arg["blocks"], CHAINS, carry=zeros) as i:
             chains = list(i.carried)
             for c in range(CHAINS):
                 w = self.weight(base, i.index + c)
@@ -67,7 +56,7 @@ class _FloatNest:
     def emit(self, tokens: int) -> CpuFunction:
         """The whole function, `tokens` rows at a time and the rest one by one."""
         k, arg = self.k, self.k.arg
-        group_bytes = arg["columns"] * (ROWS * self.fmt.nbytes)
+        group_bytes = arg["blocks"] * (ROWS * self.fmt.nbytes)
         with k.loop(arg["first"], arg["last"]) as group:
             base = k.gep(arg["weights"], group.index * group_bytes)
             whole = arg["rows"].udiv(tokens) * tokens
@@ -79,25 +68,21 @@ class _FloatNest:
         return k.ret()
 
 
-def matmul_float(fmt: FloatFormat, target: CpuTarget, epilogue: Epilogue) -> list[Function]:
-    """The plan operation `matmul_<format>`.
-
-    Arguments: weights, x, out, bias, columns, row groups, address of the row count,
-    groups a chunk, bytes between rows of `out`.
-    """
-    suffix = f"{fmt.name.lower()}{epilogue.suffix}"
+def float_product_functions(
+    fmt: FloatFormat, target: CpuTarget, epilogue: Epilogue
+) -> list[Function]:
+    """The function `product_<format>` and the loop nests that it chooses from."""
+    name = fmt.name.lower() + epilogue.suffix
     tokens = (target.registers - 4) // CHAINS
-    one = _FloatNest(f"one_{suffix}", fmt, target, epilogue).emit(1)
-    many = _FloatNest(f"many_{suffix}", fmt, target, epilogue).emit(tokens)
-    k = Kernel(f"matmul_{suffix}", target)
-    weights, x, out, bias = (k.argument("ptr") for _ in range(4))
-    columns, groups = k.argument(), k.argument()
-    rows = k.load("i64", k.argument("ptr"), align=8)
-    chunk, stride = k.argument(), k.argument()
+    one = _FloatNest(f"one_{name}", fmt, target, epilogue).emit(1)
+    many = _FloatNest(f"many_{name}", fmt, target, epilogue).emit(tokens)
+    return [one, many, choose_nest(f"product_{name}", target, [(1, one.name), (None, many.name)])]
 
-    def call(name: str, first: Value, last: Value, rows: Value) -> None:
-        k.call_local(name, "void", weights, x, out, bias, columns, first, last, rows, stride)
 
-    split_rows(k, one.name, many.name, call, groups, rows, chunk)
+def matmul_float(fmt: FloatFormat, target: CpuTarget, epilogue: Epilogue) -> list[Function]:
+    """The plan operation `matmul_<format>` and the functions it calls."""
+    name = fmt.name.lower() + epilogue.suffix
+    k = Kernel(f"matmul_{name}", target)
+    split_rows(k, f"product_{name}")
     k.ret()
-    return [one, many, k]
+    return [*float_product_functions(fmt, target, epilogue), k]

@@ -12,7 +12,7 @@ from kinetic.codegen.kernels.cpu.experts import (
     route,
 )
 from kinetic.codegen.kernels.cpu.layout import packed_size
-from kinetic.codegen.kernels.cpu.matmul import Epilogue
+from kinetic.codegen.kernels.cpu.product import Epilogue
 from kinetic.codegen.kernels.cpu.repack import repack
 from kinetic.codegen.passes.schedule.core import (
     Scheduler,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kinetic.codegen.kernels.cpu.matmul import Epilogue, matmul
+from kinetic.codegen.kernels.cpu.matmul import matmul
 from kinetic.codegen.kernels.cpu.matmul_float import matmul_float
+from kinetic.codegen.kernels.cpu.product import Epilogue
 from kinetic.codegen.passes.schedule.core import (
     Scheduler,
     dense_width,
