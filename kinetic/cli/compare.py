@@ -126,16 +126,19 @@ def card(ours: BenchResult, theirs: PeerResult) -> str:
         ("prompt pp512", ours.prefill_tokens_per_second, theirs.prefill_tokens_per_second),
         ("generate tg128", ours.decode_tokens_per_second, theirs.decode_tokens_per_second),
     )
+    edit = f"| edit{ours.edit_tokens} | {ours.edit_tokens_per_second:.1f} | - | - |\n"
     table = "".join(f"| {test} | {a:.1f} | {b:.1f} | {a / b:.2f}x |\n" for test, a, b in rows)
     return (
         f"## Kinetic vs llama.cpp: {ours.model.removesuffix('.gguf')}\n\n"
         f"| test | Kinetic {__version__} | llama.cpp {theirs.build} | ratio |\n"
-        f"| --- | ---: | ---: | ---: |\n{table}\n"
+        f"| --- | ---: | ---: | ---: |\n{table}{edit}\n"
         f"{machine_line()}\n"
         f"Same file ({ours.size_bytes / 2**30:.2f} GiB, {ours.weights}), on {ours.device}, "
         f"{ours.threads} threads, flash attention on, in turns, best of {ours.repetitions}, t/s.\n"
         f"Kinetic: load {ours.load_seconds:.2f} s, peak memory "
         f"{ours.peak_rss_bytes / 2**30:.2f} GiB, speed technologies {ours.technologies}.\n"
+        f"edit{ours.edit_tokens}: greedy copy of a file with one rename, which llama-bench has no "
+        f"test for; identical to plain decoding: {'yes' if ours.edit_identical else 'NO'}.\n"
     )
 
 

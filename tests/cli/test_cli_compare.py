@@ -25,7 +25,10 @@ OURS = BenchResult(
     prefill_tokens_per_second=300.0,
     decode_tokens=128,
     decode_tokens_per_second=45.0,
-    technologies="on: none",
+    edit_tokens=256,
+    edit_tokens_per_second=90.0,
+    edit_identical=True,
+    technologies="on: RAD-1",
     peak_rss_bytes=2**29,
 )
 LLAMA_BENCH = [
@@ -42,9 +45,11 @@ def test_the_table_is_llama_benchs():
         "| --- | ---: | ---: | --- | ---: | ---: | ---: |",
         "| tiny-Q4_K_M | 0.24 GiB | 0.27 B | CPU | 2 | pp512 | 300.00 |",
         "| tiny-Q4_K_M | 0.24 GiB | 0.27 B | CPU | 2 | tg128 | 45.00 |",
+        "| tiny-Q4_K_M | 0.24 GiB | 0.27 B | CPU | 2 | edit256 | 90.00 |",
         "",
         "on the CPU, best of 3, load 0.53 s",
-        "speed technologies on: none",
+        "speed technologies on: RAD-1; Warm Start, Zero Wait and Convoy take no part",
+        "edit: drafted output identical to plain decoding: yes",
         "peak memory 0.50 GiB",
     ]
 
@@ -67,7 +72,9 @@ def test_the_card_has_both_and_the_ratios():
     assert "| prompt pp512 | 300.0 | 100.0 | 3.00x |" in lines
     assert "| generate tg128 | 45.0 | 25.0 | 1.80x |" in lines
     assert any("Same file (0.24 GiB, Q4_K), on the CPU, 2 threads" in line for line in lines)
-    assert lines[-1].endswith("peak memory 0.50 GiB, speed technologies on: none.")
+    assert lines[-2].endswith("peak memory 0.50 GiB, speed technologies on: RAD-1.")
+    assert "| edit256 | 90.0 | - | - |" in lines
+    assert lines[-1].endswith("identical to plain decoding: yes.")
     both = json.loads(card_json(OURS, theirs))
     assert both["ratio"] == {"prefill": 3.0, "decode": 1.8}
     assert both["llama_cpp"]["build"] == "b1 (0c1e570)"

@@ -126,8 +126,27 @@ def test_bench_prints_json_alone(kinetic, model):
     assert result["prefill_tokens_per_second"] > 0
     assert result["decode_tokens_per_second"] > 0
     assert result["peak_rss_bytes"] > 0 and result["load_seconds"] > 0
-    assert result["technologies"] == "on: none"
+    assert result["technologies"] == "on: RAD-1"
+    assert result["edit_identical"] is True and result["edit_tokens_per_second"] > 0
+    assert (result["edit_tokens"], result["decode_tokens"]) == (256, 128)
     assert (result["backend"], result["threads"], result["repetitions"]) == ("cpu", 1, 1)
+
+
+def test_bench_says_what_took_part(kinetic, model):
+    done = kinetic("bench", model, "-r", "1", "-t", "1", "--off", "rad1,convoy")
+    assert done.returncode == 0, done.stderr
+    assert "speed technologies on: none; off: RAD-1; Warm Start, Zero Wait" in done.stdout
+    assert "edit: drafted output identical to plain decoding: yes" in done.stdout
+    assert "| edit256 |" in done.stdout
+
+
+def test_bench_fails_where_guesses_change_the_answer(monkeypatch, model, capsys):
+    from kinetic.cli import bench, bench_edit
+
+    monkeypatch.setattr(bench_edit, "plain_edit", lambda model, prompt: [0] * 256)
+    options = bench.build_parser().parse([str(model), "-r", "1", "-t", "1"])
+    assert bench.run(options) == 1
+    assert "identical to plain decoding: NO" in capsys.readouterr().out
 
 
 def test_show_prints_the_ir_and_the_plan(kinetic, model):
