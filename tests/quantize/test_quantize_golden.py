@@ -54,12 +54,6 @@ def test_blocks_weighed_by_importance_are_ggmls(type_name: str, shared_dir: Path
         assert (encode(type_name, values, inputs["imatrix"]) == golden[name]).all(), name
 
 
-def test_importance_is_never_left_out_silently() -> None:
-    values, importance = np.ones((1, 256), np.float32), np.ones(256, np.float32)
-    with pytest.raises(UnsupportedError, match="importance"):
-        encode("Q4_K", values, importance)
-
-
 @pytest.mark.parametrize("type_name", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL"])
 def test_rows_that_end_inside_a_tile(type_name: str) -> None:
     values = np.random.default_rng(0).normal(size=(3, 96)).astype(np.float32)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kinetic import settings
 from kinetic.codegen.objects import cached_object, object_key
 from kinetic.codegen.targets.llvm_x86 import compile_object, cpu_target, link, module_text
-from kinetic.errors import InternalError, UnsupportedError
+from kinetic.errors import InternalError
 from kinetic.ir.quant import FORMATS
 from kinetic.quantize.encoders import k_quants, nonlinear, simple
 from kinetic.quantize.encoders.lanes import TILE, Encoder
@@ -40,10 +40,10 @@ WRITTEN_BY: dict[str, Callable[[Encoder], None]] = {
     "IQ4_XS": nonlinear.iq4_xs,
 }
 """Every type with an encoder; F32 needs none."""
-WEIGHTED = ("Q6_K", "IQ4_NL", "IQ4_XS")
-"""Types whose encoder can weigh by importance."""
 UNWEIGHTED = ("F32", "F16", "BF16", "Q8_0", "MXFP4")
 """Types that importance does not change."""
+WEIGHTED = tuple(name for name in WRITTEN_BY if name not in UNWEIGHTED)
+"""Types whose encoders weigh by importance."""
 
 
 def encode(type_name: str, values: Floats, importance: Floats | None = None) -> Bytes:
@@ -51,16 +51,9 @@ def encode(type_name: str, values: Floats, importance: Floats | None = None) -> 
 
     *Shapes*: `values` float32 [rows, columns], `importance` float32 [columns] or None; the
     result uint8 [rows, row bytes].
-
-    *Raises* `UnsupportedError` for importance that the type's encoder cannot use yet.
     """
     if importance is not None and type_name in UNWEIGHTED:
         importance = None
-    if importance is not None and type_name not in WEIGHTED:
-        raise UnsupportedError(
-            f"{type_name} is not encoded with importance yet, only {', '.join(WEIGHTED)} are; "
-            "quantize without an importance matrix"
-        )
     fmt = FORMATS[type_name]
     rows, columns = values.shape
     if columns % fmt.values:

@@ -16,8 +16,12 @@ from kinetic.quantize.encoders.search import (
     Range,
     Symmetric,
     descend,
+    importance_weights,
+    positive,
     steps,
+    summed,
     symmetric,
+    tile_square,
     with_minimum,
 )
 
@@ -37,6 +41,9 @@ def q5_k(e: Encoder) -> None:
 
 def _q45(e: Encoder, bits: int, factors: Sequence[np.float32]) -> None:
     top = (1 << bits) - 1
+    if e.weighted:
+        _q45_weighted(e, bits)
+        return
     with e.tiles():
         (x,) = e.across(e.x, GROUP32)
         found = with_minimum(
@@ -56,10 +63,33 @@ def _q45(e: Encoder, bits: int, factors: Sequence[np.float32]) -> None:
         d = _put_scale(e, e.div(top_scale, 63.0), 0)
         dmin = _put_scale(e, e.div(top_minimum, 63.0), 2)
         codes = ranged_codes(e, [found], [scale_codes], [minimum_codes], d, dmin, GROUP32, top)
-        if bits == 4:
-            put_q4(e, codes, 16)
-        else:
-            put_q5(e, codes, 16)
+        put_q4(e, codes, 16) if bits == 4 else put_q5(e, codes, 16)
+
+
+WEIGHTED_STEPS = (-0.9, 0.05, 36)
+"""The tries of searches that importance weighs."""
+
+
+def _q45_weighted(e: Encoder, bits: int) -> None:
+    """Q4_K and Q5_K with importance, which also weighs the choice of scales and minima.
+
+    *Source*: `quantize_row_q4_K_impl`.
+    """
+    top = (1 << bits) - 1
+    with e.tiles():
+        x = e.across(e.x, GROUP32)
+        square = e.splat(tile_square(e) * (2.0 / TILE), LANES)
+        (w,) = importance_weights(e, GROUP32, x, square)
+        factors = steps(*WEIGHTED_STEPS, top)
+        found = with_minimum(e, GROUP32, top, x[0], w, factors, absolute=False)
+        weights = e.scalars([summed(e, GROUP32, w)])
+        scale, scale_codes = positive(e, 63, e.scalars([found.scale]), weights)
+        minimum, minimum_codes = positive(e, 63, e.scalars([found.minimum]), weights)
+        (scales,), (minima,) = e.vectors(scale_codes), e.vectors(minimum_codes)
+        pack_six_bits(e, scales, minima, 4)
+        d, dmin = _put_scale(e, scale, 0), _put_scale(e, minimum, 2)
+        codes = ranged_codes(e, [found], [scales], [minima], d, dmin, GROUP32, top)
+        put_q4(e, codes, 16) if bits == 4 else put_q5(e, codes, 16)
 
 
 def _rms_plus_size(e: Encoder, x: Reader) -> Reader:
@@ -151,6 +181,9 @@ def put_q5(e: Encoder, codes: Sequence[Value], at: int) -> None:
 
 def q2_k(e: Encoder) -> None:
     """Sixteen groups of 16 with a 4-bit scale and minimum each, codes of 2 bits."""
+    if e.weighted:
+        _q2_weighted(e)
+        return
     factors = steps(-0.5, 0.1, 15, 3)
     with e.tiles():
         found = []
@@ -164,6 +197,27 @@ def q2_k(e: Encoder) -> None:
         d = _put_scale(e, e.div(top_scale, 15.0), 80)
         dmin = _put_scale(e, e.div(top_minimum, 15.0), 82)
         finish_q2(e, found, scales, minima, d, dmin)
+
+
+def _q2_weighted(e: Encoder) -> None:
+    """Q2_K with importance.
+
+    *Source*: `quantize_row_q2_K_impl`.
+    """
+    factors = steps(*WEIGHTED_STEPS, 3)
+    with e.tiles():
+        x = e.across(e.x, GROUP16)
+        square = e.splat(tile_square(e) * (1.0 / TILE), LANES)
+        w = importance_weights(e, GROUP16, x, square)
+        found = [
+            with_minimum(e, GROUP16, 3, v, weight, factors, absolute=False)
+            for v, weight in zip(x, w, strict=True)
+        ]
+        weights = e.scalars([summed(e, GROUP16, weight) for weight in w])
+        scale, scales = positive(e, 15, e.scalars([r.scale for r in found]), weights)
+        minimum, minima = positive(e, 15, e.scalars([r.minimum for r in found]), weights)
+        d, dmin = _put_scale(e, scale, 80), _put_scale(e, minimum, 82)
+        finish_q2(e, found, e.vectors(scales), e.vectors(minima), d, dmin)
 
 
 def finish_q2(
@@ -198,6 +252,9 @@ def put_pairs(e: Encoder, codes: Sequence[Value], at: int) -> None:
 
 def q3_k(e: Encoder) -> None:
     """Sixteen groups of 16 with a signed 6-bit scale each, codes of 3 bits."""
+    if e.weighted:
+        _q3_weighted(e)
+        return
     with e.tiles():
         scales, codes = [], []
         for x in e.across(e.x, GROUP16):
@@ -213,6 +270,25 @@ def q3_k(e: Encoder) -> None:
         six = [e.select(e.splat(some, LANES), s, e.const(I32, 0)) for s in six]
         d = _put_scale(e, e.either(some, e.div(1.0, factor), 0.0), 108)
         finish_q3(e, six, d, along_groups(e, codes))
+
+
+def _q3_weighted(e: Encoder) -> None:
+    """Q3_K with importance; the scales are searched for like values.
+
+    *Source*: `quantize_row_q3_K_impl`.
+    """
+    with e.tiles():
+        x = e.across(e.x, GROUP16)
+        square = e.splat(tile_square(e) * (2.0 / TILE), LANES)
+        w = importance_weights(e, GROUP16, x, square)
+        found = [symmetric(e, GROUP16, 4, v, weight) for v, weight in zip(x, w, strict=True)]
+        scales = e.scalars([f.scale for f in found])
+        weights = e.scalars([summed(e, GROUP16, weight) for weight in w])
+        wide = e.kept([e.splat(scale, LANES) for scale in scales])
+        block = symmetric(e, 16, 32, wide, e.kept([e.splat(v, LANES) for v in weights]))
+        six = [e.level(block.factor * f.scale, -32, 31) + block.base for f in found]
+        d = _put_scale(e, block.scale.at(0), 108)
+        finish_q3(e, six, d, searched_codes(e, found, GROUP16, 4))
 
 
 def _signed_byte(e: Encoder, value: Value) -> Value:

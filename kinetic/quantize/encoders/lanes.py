@@ -148,6 +148,14 @@ class Encoder(Function):
         """The lanes of vectors, one after the other, as scalars."""
         return [vector.at(lane) for vector in vectors for lane in range(LANES)]
 
+    def vectors(self, scalars: Sequence[Value]) -> list[Value]:
+        """Scalars as the lanes of vectors, through the stack."""
+        kind = I32 if scalars[0].type == "i32" else F32
+        buffer = self.alloca(kind, len(scalars) // LANES)
+        for i, scalar in enumerate(scalars):
+            self.store(scalar, buffer, 4 * i)
+        return [self.load(kind, buffer, 32 * k) for k in range(len(scalars) // LANES)]
+
     # -- writing ----------------------------------------------------------------------
     def put_bytes(self, codes: Value, offset: int) -> None:
         """Eight integers as eight bytes of the tile's output."""

@@ -11,6 +11,7 @@ from itertools import pairwise
 from kinetic.codegen.kernels.cpu.simd import F32, I32, LANES
 from kinetic.codegen.targets.llvm_ir import Value
 from kinetic.quantize.encoders.lanes import TILE, TINY, Encoder, Reader, largest
+from kinetic.quantize.encoders.search import tile_square
 from kinetic.quantize.encoders.simple import BLOCK, codebook
 
 LEVELS = codebook("IQ4_NL")
@@ -64,14 +65,6 @@ def _weights(e: Encoder, x: Reader, block: int = BLOCK) -> Reader:
         total = e.splat(tile_square(e), LANES)
     square = total * (2.0 / block)
     return e.kept([importance(j) * e.sqrt(square + x(j) * x(j)) for j in range(BLOCK)])
-
-
-def tile_square(e: Encoder) -> Value:
-    """The sum of squares of the tile, in order."""
-    with e.loop(0, TILE, carry=[e.const("float", 0.0)]) as loop:
-        v = e.load("float", e.x, loop.index * 4)
-        loop.next = [loop.carried[0] + v * v]
-    return loop.results[0]
 
 
 def _search(e: Encoder, x: Reader, w: Reader) -> Value:

@@ -8,14 +8,14 @@ gives them again, from the factor it multiplied with.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from kinetic.codegen.kernels.cpu.simd import F32, I32
+from kinetic.codegen.kernels.cpu.simd import F32, I32, LANES
 from kinetic.codegen.targets.llvm_ir import Value
-from kinetic.quantize.encoders.lanes import TINY, Encoder, Reader, largest
+from kinetic.quantize.encoders.lanes import TILE, TINY, Encoder, Reader, largest
 
 single = np.float32
 
@@ -223,6 +223,100 @@ def descend(e: Encoder, n: int, top: int, x: Reader) -> tuple[Value, list[Value]
     scale = e.either(sum_l2.compare("ogt", 0.0), e.div(sum_lx, sum_l2), 0.0)
     none = e.const(I32, 0)
     return e.either(zero, 0.0, scale), [e.select(zero, none, code + top) for code in codes]
+
+
+def positive(
+    e: Encoder, top: int, x: Sequence[Value], w: Sequence[Value]
+) -> tuple[Value, list[Value]]:
+    """The scale of scalars that are not negative, for codes from 0 to `top`, and the codes.
+
+    Tries nine scales, then moves one code at a time while that helps, five times round. Eight
+    of the tries run side by side, each with its own sums in order.
+
+    *Source*: `make_qp_quants`.
+    """
+    greatest = e.const("float", 0.0)
+    for v in x:
+        greatest = e.select(greatest.compare("ogt", v), greatest, v)
+    first = e.div(float(top), greatest)
+    scale = e.div(1.0, first)
+    error = e.const("float", 0.0)
+    for v, weight in zip(x, w, strict=True):
+        miss = v - scale * e.to_float(e.nearest(first * v) & 0xFF)
+        error = error + weight * miss * miss
+    tries = [single(single(0.1) * single(i)) + single(top) for i in range(-4, 5) if i]
+    table = e.table(f"positive_{top}", b"".join(struct.pack("<f", t) for t in tries))
+    factors = e.div(e.load(F32, table, 0), e.splat(greatest, LANES))
+    scales, errors = e.div(1.0, factors), e.const(F32, 0.0)
+    for v, weight in zip(x, w, strict=True):
+        wide = e.splat(v, LANES)
+        codes = e.minimum(e.nearest(factors * wide), top)
+        miss = wide - scales * e.to_float(codes)
+        errors = errors + e.splat(weight, LANES) * miss * miss
+    factor = first
+    for other, found in zip(e.scalars([factors]), e.scalars([errors]), strict=True):
+        better = found.compare("olt", error)
+        factor, error = e.select(better, other, factor), e.select(better, found, error)
+    return _moved(e, top, x, w, factor, greatest.compare("olt", TINY))
+
+
+def _moved(
+    e: Encoder, top: int, x: Sequence[Value], w: Sequence[Value], factor: Value, zero: Value
+) -> tuple[Value, list[Value]]:
+    """The second half of `positive`: codes move one at a time."""
+    sum_lx = sum_l2 = e.const("float", 0.0)
+    start = []
+    for v, weight in zip(x, w, strict=True):
+        code = e.minimum(e.nearest(factor * v), top)
+        level = e.to_float(code)
+        sum_lx = sum_lx + weight * v * level
+        sum_l2 = sum_l2 + weight * level * level
+        start.append(code & 0xFF)
+    with e.loop(0, 5, carry=[sum_lx, sum_l2, *start]) as loop:
+        sum_lx, sum_l2, *codes = loop.carried
+        for i, (v, weight) in enumerate(zip(x, w, strict=True)):
+            level = e.to_float(codes[i])
+            without_lx = sum_lx - weight * v * level
+            without_l2 = sum_l2 - weight * level * level
+            moved = e.minimum(e.nearest(e.div(v * without_l2, without_lx)), top)
+            new = e.to_float(moved)
+            new_lx = without_lx + weight * v * new
+            new_l2 = without_l2 + weight * new * new
+            gains = (new_lx * new_lx * sum_l2).compare("ogt", sum_lx * sum_lx * new_l2)
+            usable = _both(e, without_lx.compare("ogt", 0.0), without_l2.compare("ogt", 0.0))
+            better = _both(e, _both(e, usable, moved.compare("ne", codes[i])), gains)
+            codes[i] = e.select(better, moved & 0xFF, codes[i])
+            sum_lx = e.select(better, new_lx, sum_lx)
+            sum_l2 = e.select(better, new_l2, sum_l2)
+        loop.next = [sum_lx, sum_l2, *codes]
+    sum_lx, sum_l2, *codes = loop.results
+    scale = e.either(sum_l2.compare("ogt", 0.0), e.div(sum_lx, sum_l2), 0.0)
+    none = e.const("i32", 0)
+    return e.either(zero, 0.0, scale), [e.select(zero, none, code) for code in codes]
+
+
+def importance_weights(e: Encoder, group: int, x: Sequence[Reader], square: Value) -> list[Reader]:
+    """Weights of the tile's groups: the importance times the root of `square` plus x^2."""
+    return [
+        e.kept([importance(j) * e.sqrt(square + v(j) * v(j)) for j in range(group)])
+        for importance, v in zip(e.across(e.importance, group), x, strict=True)
+    ]
+
+
+def summed(e: Encoder, n: int, w: Reader) -> Value:
+    """The sum of a group's weights, in order."""
+    total = e.const(F32, 0.0)
+    for j in range(n):
+        total = total + w(j)
+    return total
+
+
+def tile_square(e: Encoder) -> Value:
+    """The sum of squares of the tile, in order."""
+    with e.loop(0, TILE, carry=[e.const("float", 0.0)]) as loop:
+        v = e.load("float", e.x, loop.index * 4)
+        loop.next = [loop.carried[0] + v * v]
+    return loop.results[0]
 
 
 def _both(e: Encoder, a: Value, b: Value) -> Value:

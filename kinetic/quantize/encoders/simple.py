@@ -14,6 +14,7 @@ from kinetic.codegen.targets.llvm_ir import Value
 from kinetic.ir.quant import FORMATS
 from kinetic.ir.quant.base import BlockFormat
 from kinetic.quantize.encoders.lanes import TILE, Encoder, Reader, largest
+from kinetic.quantize.encoders.search import importance_weights, steps, symmetric, with_minimum
 
 BLOCK = 32
 BELOW_HALF = 0.49999997
@@ -43,6 +44,9 @@ def _away(e: Encoder, v: Value) -> Value:
 
 def signed(e: Encoder, bits: int) -> None:
     """Q4_0 and Q5_0: the value of the greatest magnitude becomes the lowest code."""
+    if e.weighted:
+        _signed_weighted(e, bits)
+        return
     top = 1 << bits - 1
     with e.tiles():
         (x,) = e.across(e.x, BLOCK)
@@ -60,6 +64,9 @@ def signed(e: Encoder, bits: int) -> None:
 
 def ranged(e: Encoder, bits: int) -> None:
     """Q4_1 and Q5_1: codes count from the least value up."""
+    if e.weighted:
+        _ranged_weighted(e, bits)
+        return
     top = (1 << bits) - 1
     with e.tiles():
         (x,) = e.across(e.x, BLOCK)
@@ -73,6 +80,50 @@ def ranged(e: Encoder, bits: int) -> None:
             for j in range(0, BLOCK, LANES):
                 code = e.truncated((e.along(BLOCK * b + j) - least) * inverse + 0.5)
                 codes.append(_up_to(e, code, top) if bits == 4 else code & 0xFF)
+            put_block(e, b, [halves[b], offsets[b]], codes, bits)
+
+
+def _signed_weighted(e: Encoder, bits: int) -> None:
+    """Q4_0 and Q5_0 with importance: the scale is searched for.
+
+    *Source*: `quantize_row_q4_0_impl`.
+    """
+    top = 1 << bits - 1
+    with e.tiles():
+        x = e.across(e.x, BLOCK)
+        (w,) = importance_weights(e, BLOCK, x, e.splat(e.arg["row_square"], LANES))
+        found = symmetric(e, BLOCK, top, x[0], w)
+        halves = e.scalars([e.f16_bits(found.scale)])
+        factors, bases = e.scalars([found.factor]), e.scalars([found.base])
+        for b in range(LANES):
+            factor, base = e.splat(factors[b], LANES), e.splat(bases[b], LANES)
+            codes = [
+                e.level(factor * e.along(BLOCK * b + j), -top, top - 1) + base
+                for j in range(0, BLOCK, LANES)
+            ]
+            put_block(e, b, [halves[b]], codes, bits)
+
+
+def _ranged_weighted(e: Encoder, bits: int) -> None:
+    """Q4_1 and Q5_1 with importance: scale and minimum are searched for.
+
+    *Source*: `quantize_row_q4_1_impl`.
+    """
+    top = (1 << bits) - 1
+    with e.tiles():
+        x = e.across(e.x, BLOCK)
+        (w,) = importance_weights(e, BLOCK, x, e.splat(e.arg["row_square"], LANES))
+        factors = steps(-0.9, 0.05, 36, top)
+        found = with_minimum(e, BLOCK, top, x[0], w, factors, absolute=False)
+        halves = e.scalars([e.f16_bits(found.scale)])
+        offsets = e.scalars([e.f16_bits(e.negative(found.minimum))])
+        won, lows = e.scalars([found.factor]), e.scalars([found.low])
+        for b in range(LANES):
+            factor, low = e.splat(won[b], LANES), e.splat(lows[b], LANES)
+            codes = [
+                e.level(factor * (e.along(BLOCK * b + j) - low), 0, top)
+                for j in range(0, BLOCK, LANES)
+            ]
             put_block(e, b, [halves[b], offsets[b]], codes, bits)
 
 
