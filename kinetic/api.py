@@ -258,6 +258,7 @@ class Model:
             n_slots=parallel + _guess_slots(program),
             load=options,
         )
+        cpu.whole_steps = "torque" not in off
         engine = Engine(cpu, n_ctx, n_pages + spare)
         cache = None
         if warm:

@@ -100,6 +100,8 @@ class CpuDevice:
         load: LoadOptions | None = None,
     ):
         self.program, self._source = program, source
+        self.whole_steps = True
+        """Whether a step is one native call, or for debugging one for each launch."""
         self.threads, self.n_ctx, self.n_pages = threads, n_ctx, n_pages
         self.n_slots = n_slots if program.states else 0
         if program.n_positions is not None and n_ctx > program.n_positions:
@@ -232,11 +234,21 @@ class CpuDevice:
         if program.whole_texts:
             last = _last_positions(rows.positions)  # lives until the step is done
             step[abi.STEP_LAST // 8] = last.ctypes.data
-        self._pool.run(self._plan)
+        if self.whole_steps:
+            self._pool.run(self._plan)
+        else:
+            self._run_one_by_one()
         if count >= _LARGE_STEP:
             # A prompt touches rows all over the table; the system holds on to every page.
             for name in self._raw:
                 self._source.advise_dontneed(name)
+
+    def _run_one_by_one(self) -> None:
+        """The plan, a native call for each launch: where it breaks, that launch is to blame."""
+        for i in range(len(self._plan)):
+            alone = self._plan[i : i + 1].copy()
+            alone[0, abi.OP_BARRIER // 8] = 1
+            self._pool.run(alone)
 
     def replay(self, first: int, last: int) -> None:
         """Run launches `first` to `last` of the last step again, to measure them.

@@ -15,7 +15,7 @@ from kinetic.runtime.sampling.params import SamplingParams
 def test_answers_do_not_depend_on_what_makes_them_fast(arch: str, tmp_path: Path) -> None:
     path = tiny_model(arch, tmp_path / "m.gguf", formats="Q8_0", n_vocab=320)
     found = []
-    for off in (set(), {"rad1", "warm-start", "convoy"}):
+    for off in (set(), {"rad1", "warm-start", "convoy", "torque"}):
         model, answers = Model.load(path, off=off), []
         for times in (1, 20, 20, 12, 20):  # the second one's states serve the later ones
             ids = model.encode_prompt("the rain in spain " * times + "falls", raw=True)

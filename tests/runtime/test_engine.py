@@ -42,6 +42,17 @@ def tokens(count: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, 288, count).tolist()
 
 
+def test_a_launch_at_a_time_gives_the_same_words(engine: Engine) -> None:
+    found = []
+    for whole in (True, False):
+        engine.device.whole_steps = whole  # type: ignore[attr-defined]
+        sequence = engine.new_sequence()
+        found.append(np.stack(list(engine.all_logits(sequence, tokens(40)))))
+        sequence.close()
+    engine.device.whole_steps = True  # type: ignore[attr-defined]
+    assert (found[0].view(np.uint32) == found[1].view(np.uint32)).all()
+
+
 def test_each_gets_its_own_rows(engine: Engine) -> None:
     prompts = [tokens(9, i) for i in range(3)]
     alone = []
