@@ -31,6 +31,7 @@ class Builder:
         self._names: set[str] = set()
         self._taken: dict[str, list[tuple[int, int]]] = {}
         self._axis: dict[str, int] = {}
+        self._divisors: set[str] = set()
 
     # ---- names ---------------------------------------------------------------------------
 
@@ -163,16 +164,23 @@ class Builder:
         Raises: ModelFileError where it is missing, of another shape or not finite;
         UnsupportedError where it is not plain floats.
         """
-        node = self.weight(name, (1,))
-        assert self.file is not None and isinstance(node.type, WeightType)
-        fmt, raw = FORMATS[node.type.format_name], self.file.data(self.full(name))
-        value = float(dequantize(fmt, as_blocks(fmt, raw)).reshape(-1)[0])
+        (value,) = self._values(self.weight(name, (1,)))
         if not isfinite(value):
-            raise ModelFileError(
-                f"{display_path(self.file.path)}: tensor {self.full(name)} is {value}, expected a "
-                "finite number; convert the model again"
-            )
+            raise self._wrong_value(self.full(name), value, "a finite number")
         return value
+
+    def _values(self, node: Node) -> list[float]:
+        """A vector of the file."""
+        assert self.file is not None and isinstance(node.type, WeightType)
+        fmt, raw = FORMATS[node.type.format_name], self.file.data(node.get("name", str))
+        found: list[float] = dequantize(fmt, as_blocks(fmt, raw)).reshape(-1).tolist()
+        return found
+
+    def _wrong_value(self, name: str, value: float, expected: str) -> ModelFileError:
+        where = display_path(self.file.path) if self.file else "no file"
+        return ModelFileError(
+            f"{where}: tensor {name} holds {value}, expected {expected}; convert the model again"
+        )
 
     def done(self) -> None:
         """Check that every tensor of the file was used, all of its rows.
@@ -236,7 +244,15 @@ class Builder:
         return self.op("merge_heads", x, name=name)
 
     def rope(self, x: Node, factors: Node | None, name: str = "", **attrs: Attr) -> Node:
-        """Rotary positions; attributes as the op has them."""
+        """Rotary positions; attributes as the op has them.
+
+        Raises: ModelFileError where a frequency cannot be divided by its factor.
+        """
+        if factors is not None and self.file is not None and factors.name not in self._divisors:
+            for value in self._values(factors):
+                if not value > 0:
+                    raise self._wrong_value(factors.get("name", str), value, "numbers above 0")
+            self._divisors.add(factors.name)
         return self.op("rope", x, factors, name=name, **attrs)
 
     def attention(

@@ -192,7 +192,9 @@ def _tokenizer(metadata: Mapping[str, object]) -> Tokenizer | None:
 
     def token(key: str, added: bool = True) -> str | None:
         index = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if not added or not isinstance(index, int) or not 0 <= index < len(vocabulary):
+        if not added or not isinstance(index, int) or isinstance(index, bool):
+            return None
+        if not 0 <= index < len(vocabulary):
             return None
         return str(vocabulary[index])
 

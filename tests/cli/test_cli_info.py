@@ -145,6 +145,7 @@ def test_a_prediction_block_is_named(kinetic, model):
     [
         ({"tokenizer.ggml.eos_token_id": 4_000_000}, "EOS none"),
         ({"tokenizer.ggml.eos_token_id": "1"}, "EOS none"),
+        ({"tokenizer.ggml.eos_token_id": True}, "EOS none"),
         ({"tokenizer.ggml.model": None}, "tokenizer      none"),
         ({"tokenizer.chat_template": None}, "chat template  none"),
         ({"general.name": 7}, "name           none"),

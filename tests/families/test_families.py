@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.damage import damaged
 from support.gguf_writer import write_gguf
 from support.golden import check_golden
 from support.tiny_models import ARCHS, Dims, hyper, tensor_shapes, tiny_model
@@ -267,6 +268,18 @@ def test_a_wrong_shape_says_expected_and_got(tmp_path):
         written(tmp_path, lambda shapes: shapes.update({"blk.0.ffn_up.weight": (64, 32)}))
 
 
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_rope_factors_that_nothing_can_be_divided_by_are_named(tmp_path, value):
+    size = Dims(n_layers=1, n_embd=64, n_ff=64, head_dim=16, n_vocab=288, rope_freqs=True)
+    tensors = {
+        name: (shape, 0, np.full(shape, value, "<f4").tobytes())
+        for name, shape in tensor_shapes("llama", size).items()
+    }
+    file = GGUFFile.open(write_gguf(tmp_path / "m.gguf", hyper("llama", size), tensors))
+    with pytest.raises(ModelFileError, match=f"rope_freqs.weight holds {value}, expected numbers"):
+        build(file)
+
+
 def test_a_format_that_is_not_there_is_named(tmp_path):
     def change(shapes):
         return {"blk.0.ffn_up.weight": (28, 64 * 64 * 8)}  # F64
@@ -355,6 +368,18 @@ RARE = (
     ".full_attention_interval",
     ".nextn_predict_layers",
     ".expert_gating_func",
+    ".expert_feed_forward_length",
+    ".expert_shared_feed_forward_length",
+    ".leading_dense_block_count",
+    ".interleave_moe_layer_step",
+    ".attention.shared_kv_layers",
+    ".attention.key_length_swa",
+    ".attention.value_length_swa",
+    ".attention.temperature_scale",
+    ".rope.dimension_count_swa",
+    ".rope.dimension_sections",
+    ".embedding_length_per_layer_input",
+    ".pooling_type",
 )
 """Keys that only some families know."""
 
@@ -371,16 +396,19 @@ def test_any_settings_build_or_fail_in_one_sentence(tmp_path, data, arch):
             keys[key] = data.draw(st.sampled_from(["linear", "yarn", "none"]))
         else:
             keys[key] = data.draw(numbers)
-    shapes = tensor_shapes(arch, size)
+    shapes = data.draw(damaged(tensor_shapes(arch, size)))
     types = {}
-    for name in data.draw(st.lists(st.sampled_from([*shapes]), max_size=2)):
+    for name in data.draw(st.lists(st.sampled_from([*shapes]), max_size=1)):
         types[name] = data.draw(st.sampled_from([0, 0, 1, 2, 8, 24, 26, 28, 30, 39]))
     tensors = {}
     for name, shape in shapes.items():
         kind = GGML_TYPES[types.get(name, 0)]
         if shape[-1] % kind.values:
             kind = GGML_TYPES[0]
-        tensors[name] = (shape, kind.id, bytes(int(np.prod(shape)) // kind.values * kind.nbytes))
+        data = bytes(int(np.prod(shape)) // kind.values * kind.nbytes)
+        if name.startswith("rope_f") and kind.id == 0:  # divisors
+            data = np.full(shape, 2.0, "<f4").tobytes()
+        tensors[name] = (shape, kind.id, data)
     file = GGUFFile.open(write_gguf(tmp_path / "m.gguf", keys, tensors))
     try:
         verify(build(file))
