@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kinetic.text.events import OutputEvent, Text
+from kinetic.text.harmony import HarmonyParser
 from kinetic.text.reasoning import ReasoningSplitter, ReasoningStyle, reasoning_style
 from kinetic.text.tokenizer import Tokenizer
 from kinetic.text.tools import Dialect, End, Tool, ToolParser, dialect_of, new_call_id
@@ -61,6 +62,9 @@ class OutputParser:
         parallel: bool = True,
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
+        self._whole: HarmonyParser | None = None
+        if format.dialect.name == "harmony":
+            self._whole = HarmonyParser(tools, is_open=is_open, parallel=parallel, new_id=new_id)
         style = format.reasoning if reasoning else None
         self._thoughts = ReasoningSplitter(style, is_open=is_open) if style else None
         self._calls = (
@@ -70,6 +74,8 @@ class OutputParser:
 
     def push(self, text: str) -> list[OutputEvent]:
         """More text of the model."""
+        if self._whole is not None:
+            return self._whole.push(text)
         events: list[OutputEvent] = (
             [Text(text)] if self._thoughts is None else self._thoughts.push(text)
         )
@@ -78,6 +84,8 @@ class OutputParser:
     def flush(self, end: End) -> list[OutputEvent]:
         """The end of the text; `length` if a limit cut it."""
         self._end = end
+        if self._whole is not None:
+            return self._whole.flush(end)
         events = self._through([] if self._thoughts is None else self._thoughts.flush())
         return events + (self._calls.flush(end) if self._calls is not None else [])
 
@@ -92,11 +100,13 @@ class OutputParser:
     @property
     def complete(self) -> bool:
         """Whether generation may end: the one call allowed is there."""
-        return self._calls is not None and self._calls.complete
+        reader = self._whole or self._calls
+        return reader is not None and reader.complete
 
     @property
     def finish_reason(self) -> str:
         """OpenAI's word for how the answer ended."""
         if self._end == "length":
             return "length"
-        return "tool_calls" if self._calls is not None and self._calls.calls else "stop"
+        reader = self._whole or self._calls
+        return "tool_calls" if reader is not None and reader.calls else "stop"

@@ -17,13 +17,26 @@ from kinetic.text.vocab import END_TEXTS
 
 @dataclass(frozen=True)
 class ReasoningStyle:
-    """The markers around the thinking, and the template's variables that turn it on or off."""
+    """The markers around the thinking, and the template's variables that turn it on or off.
+
+    `turn` stands between the thinking and what follows it, `answer` before an answer in text.
+    """
 
     opener: str
     closer: str
     switches: tuple[str, ...] = ()
     takes_effort: bool = False
+    turn: str = ""
+    answer: str = ""
 
+
+HARMONY = ReasoningStyle(
+    "<|channel|>analysis<|message|>",
+    "<|end|>",
+    takes_effort=True,
+    turn="<|start|>assistant",
+    answer="<|channel|>final<|message|>",
+)
 
 _MARKERS = (
     ("<|channel>", "<|channel>thought\n", "<channel|>"),
@@ -34,6 +47,8 @@ _MARKERS = (
 
 def reasoning_style(template: str) -> ReasoningStyle | None:
     """How a template's model marks its thinking; None where it shows none."""
+    if "<|channel|>" in template:
+        return HARMONY
     for sign, opener, closer in _MARKERS:
         if sign in template:
             switches: tuple[str, ...] = (
@@ -57,6 +72,20 @@ def thinking_kwargs(style: ReasoningStyle | None, think: bool | str | None) -> d
     if style.takes_effort and isinstance(think, str) and on:
         kwargs["reasoning_effort"] = think
     return kwargs
+
+
+def settled(style: ReasoningStyle | None, think: bool | None, is_open: bool) -> tuple[str, bool]:
+    """What a prompt needs at its end for a wish to think, and whether a block is open then.
+
+    A template may have no switch: then a block that it opened is closed, or an empty one added.
+    """
+    if style is None or think is not False:
+        return "", is_open
+    if is_open:
+        return f"\n{style.closer}\n\n{style.turn}{style.answer}", False
+    if style.switches:
+        return "", False
+    return style.answer or f"{style.opener.rstrip()}\n\n{style.closer}\n\n", False
 
 
 def opened_by(

@@ -15,10 +15,15 @@ if TYPE_CHECKING:
 
 
 class GrammarConstraint:
-    """`runtime.sampling.constraint.Constraint` for a compiled grammar."""
+    """`runtime.sampling.constraint.Constraint` for a compiled grammar.
 
-    def __init__(self, matcher: LLMatcher, vocabulary: GrammarVocabulary) -> None:
-        self._matcher, self._vocabulary = matcher, vocabulary
+    `leads`: it says itself what begins an answer of its kind.
+    """
+
+    def __init__(
+        self, matcher: LLMatcher, vocabulary: GrammarVocabulary, leads: bool = False
+    ) -> None:
+        self._matcher, self._vocabulary, self.leads = matcher, vocabulary, leads
         self._mask: NDArray[np.bool_] | None = None
 
     @property
@@ -61,7 +66,7 @@ class GrammarConstraint:
 
     def clone(self) -> GrammarConstraint:
         """An independent constraint in the same state."""
-        return GrammarConstraint(self._matcher.deep_copy(), self._vocabulary)
+        return GrammarConstraint(self._matcher.deep_copy(), self._vocabulary, self.leads)
 
     def _check(self) -> None:
         if self._matcher.is_error():

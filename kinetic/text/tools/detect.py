@@ -6,12 +6,15 @@ from kinetic.text.tools.deepseek import DeepSeek
 from kinetic.text.tools.dialect import Dialect
 from kinetic.text.tools.gemma4 import Gemma4
 from kinetic.text.tools.glm import Glm
+from kinetic.text.tools.harmony import Harmony
 from kinetic.text.tools.hermes import Hermes
 from kinetic.text.tools.lists import BareCalls, Granite3, Lfm2, Mistral
 from kinetic.text.tools.qwen_xml import QwenXml
 
 # The first that matches counts: a template with several markers means the more special one.
 _BY_MARKUP: tuple[tuple[str, type[Dialect]], ...] = (
+    ("<|constrain|>", Harmony),
+    ("<|channel|>", Harmony),
     ("<function=", QwenXml),
     ("<arg_key>", Glm),
     ("<｜tool▁calls▁begin｜>", DeepSeek),

@@ -29,7 +29,9 @@ def forced_calls(
     """
     grammar = _new(vocabulary)
     start = dialect.write(grammar, tools, parallel)
-    return compiled(vocabulary, grammar.text(start), "tool_choice")
+    constraint = compiled(vocabulary, grammar.text(start), "tool_choice")
+    constraint.leads = True
+    return constraint
 
 
 def _new(vocabulary: GrammarVocabulary) -> CallGrammar:

@@ -8,7 +8,7 @@ from support.bytes_vocabulary import OPEN, VOCABULARY, follows
 
 from kinetic.errors import UsageError
 from kinetic.text.grammar import AfterReasoning, json_schema
-from kinetic.text.reasoning import ReasoningStyle
+from kinetic.text.reasoning import HARMONY, ReasoningStyle
 
 pytest.importorskip("llguidance")
 
@@ -166,3 +166,32 @@ def test_the_grammar_starts_after_the_thinking() -> None:
     assert follows(constraint, "hm</think>5")
     constraint.rollback(len("</think>5"))
     assert follows(constraint.clone(), "</think>5") and follows(constraint, "?</think>5")
+
+
+def test_an_opener_of_several_tokens() -> None:
+    style = ReasoningStyle("[THINK]", "[/THINK]")
+
+    def fresh(schema) -> AfterReasoning:
+        return AfterReasoning(json_schema(VOCABULARY, schema), VOCABULARY, style, False)
+
+    assert follows(fresh({"const": 5}), "[THINK]5 [/THIN or so[/THINK]\n5")
+    assert follows(fresh({"const": 5}), "5") and not follows(fresh({"const": 5}), "[T5")
+    constraint = fresh({"const": 5})
+    for byte in b"[THINK]x[/THINK]5":
+        constraint.accept(byte)
+    constraint.rollback(14)
+    assert follows(constraint.clone(), "INK]y[/THINK]5") and not follows(constraint, "5")
+    # An answer that may begin as the opener does is one: its first token cannot be both.
+    assert follows(fresh({"type": "array"}), "[1]") and not follows(fresh({"type": "array"}), "[T")
+
+
+def test_channels_lead_to_the_answer() -> None:
+    def fresh(is_open: bool = False) -> AfterReasoning:
+        return AfterReasoning(json_schema(VOCABULARY, {"const": 5}), VOCABULARY, HARMONY, is_open)
+
+    think = "<|channel|>analysis<|message|>hm 7<|end|><|start|>assistant"
+    assert follows(fresh(), f"{think}<|channel|>final<|message|>5")
+    assert follows(fresh(), "<|channel|>final<|message|>5")
+    assert follows(fresh(True), "hm<|end|><|start|>assistant<|channel|>final<|message|>5")
+    for wrong in ("5", think + "5", "<|channel|>final<|message|>6", "<|channel|>other"):
+        assert not follows(fresh(), wrong), wrong

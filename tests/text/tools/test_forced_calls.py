@@ -46,6 +46,7 @@ SHAPES = {
     "deepseek": "<｜tool▁calls▁begin｜>",
     "deepseek-block": "<｜tool▁calls▁begin｜> ```json",
     "gemma4": "<|tool_call>",
+    "harmony": "<|channel|> <|constrain|>",
 }
 OSLO = '{"name": "get_weather", "arguments": {"city": "Oslo", "days": 3}}'
 DEEP = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
@@ -86,6 +87,11 @@ WRITTEN = {
     "gemma4": (
         '<|tool_call>call:get_weather{city:<|"|>O, {s}<|"|>,days:3}<tool_call|>',
         "<|tool_call>call:get_weather{days:3}",
+    ),
+    "harmony": (
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary "
+        'to=functions.get_weather <|constrain|>json<|message|>{"city": "x"}',
+        "<|channel|>final<|message|>",
     ),
     "llama3": (OSLO.replace("arguments", "parameters"), '{"name": "other"'),
 }

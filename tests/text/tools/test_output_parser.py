@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from kinetic.text.events import Reasoning, Text, ToolArguments, ToolCallStart
 from kinetic.text.output import ChatFormat, OutputParser
-from kinetic.text.reasoning import opened_by, reasoning_style
+from kinetic.text.reasoning import opened_by, reasoning_style, settled
 from kinetic.text.tools import Tool
 
 HERMES = "<tool_call> <think> </think> enable_thinking"
 XML = "<tool_call> <function= <think> </think>"
 GLM, DEEP, GEMMA = "<arg_key> <tool_call>", "<｜tool▁calls▁begin｜>", "<|tool_call>"
+HARMONY = "<|channel|> <|constrain|>"
 BROKEN_GEMMA = "<|tool_call>call:f{a}<tool_call|>"
 STRING = {"type": "object", "properties": {k: {"type": "string"} for k in ("text", "command")}}
 WEATHER = Tool("get_weather", parameters={"properties": {"city": {"type": "string"}}})
@@ -125,6 +126,33 @@ CASES = {
             ("g", {}),
         ],
     ),
+    "harmony": (
+        HARMONY,
+        "<|channel|>analysis<|message|>Need a tool.<|end|><|start|>assistant<|channel|>commentary"
+        "<|message|>Let me look.<|end|><|start|>assistant<|channel|>commentary to=functions.shell "
+        '<|constrain|>json<|message|>{"command": "<|"}<|call|>',
+        "Let me look.",
+        [("shell", {"command": "<|"})],
+    ),
+    "harmony-role": (
+        HARMONY,
+        " to=functions.echo<|channel|>commentary json<|message|>{}<|call|>",
+        "",
+        [("echo", {})],
+    ),
+    "harmony-answer": (
+        HARMONY,
+        "<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>final<|message|>Yes",
+        "Yes",
+        [],
+    ),
+    "harmony-bare": (HARMONY, "Yes < no <|", "Yes < no <|", []),
+    "harmony-broken": (
+        HARMONY,
+        "<|channel|>commentary to=functions.echo<|message|>{x<|call|>",
+        "{x",
+        [],
+    ),
     "gemma4-broken": (GEMMA, BROKEN_GEMMA, BROKEN_GEMMA, []),
 }
 
@@ -159,6 +187,7 @@ def test_case_cut_in_every_way(name: str) -> None:
 
 _WORDS = """<tool_call> </tool_call> <function=shell> </function> <parameter=command> </parameter>
     <think> </think> [TOOL_CALLS] [ARGS] shell {"name":"echo"} {"name":"a","arguments":{}}
+    <|start|> <|channel|> <|message|> <|end|> <|call|> <|constrain|> final to=functions.shell
     <arg_key>command</arg_key> <arg_value> </arg_value> <tool_call>shell <|tool_call>call:f{ a:
     <tool_call|> <|"|> } <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁sep｜> {}
     <｜tool▁call▁begin｜>a <｜tool▁call▁end｜>
@@ -169,7 +198,18 @@ PARTS = st.sampled_from([*_WORDS.split(), "\n", " "])
 @settings(max_examples=500, deadline=None)
 @given(
     st.sampled_from(
-        [HERMES, XML, "[TOOL_CALLS]", "<|tool_call_start|>", "<|tool_call|>", "", GLM, DEEP, GEMMA]
+        [
+            HERMES,
+            XML,
+            "[TOOL_CALLS]",
+            "<|tool_call_start|>",
+            "<|tool_call|>",
+            "",
+            GLM,
+            DEEP,
+            GEMMA,
+            HARMONY,
+        ]
     ),
     st.lists(PARTS, max_size=12).map("".join),
     st.lists(st.integers(0, 120), max_size=8),
@@ -203,3 +243,25 @@ def test_thinking_is_kept_apart() -> None:
     assert opened_by(style, "<|im_start|>assistant\n<think>\n")
     assert not opened_by(style, "<|im_start|>assistant\n<think>\n\n</think>\n\n")
     assert not opened_by(style, "user: <think><|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_harmony_keeps_its_analysis_apart() -> None:
+    text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes"
+    assert run(HARMONY, [text])[:2] == ("Yes", "hm")
+    assert run(HARMONY, ["hm<|end|><|start|>assistant<|channel|>final<|message|>Y"], is_open=True)[
+        :2
+    ] == ("Y", "hm")
+    call = "<|channel|>commentary to=functions.echo<|message|>{}<|call|>"
+    assert run(HARMONY, [call + "<|start|>assistant" + call], parallel=False)[2] == [("echo", "{}")]
+    assert run(HARMONY, [call[:-12]], "length")[2] == []
+
+
+def test_a_prompt_is_settled_for_a_wish_to_think() -> None:
+    with_switch, without = reasoning_style(HERMES), reasoning_style("</think>")
+    assert settled(without, False, True) == ("\n</think>\n\n", False)
+    assert settled(without, False, False) == ("<think>\n\n</think>\n\n", False)
+    assert settled(with_switch, False, False) == ("", False)
+    assert settled(reasoning_style(HARMONY), False, False) == ("<|channel|>final<|message|>", False)
+    for think in (None, True):
+        assert settled(without, think, True) == ("", True)
+    assert settled(None, False, False) == ("", False)

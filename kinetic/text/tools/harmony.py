@@ -1,0 +1,27 @@
+"""gpt-oss: a call is a message to a function; `kinetic.text.harmony` reads the messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kinetic.text.tools.call_grammar import CallGrammar
+from kinetic.text.tools.dialect import Dialect
+from kinetic.text.tools.tool import Tool
+
+
+class Harmony(Dialect):
+    """Channels and recipients; markers stand for thinking and calls alike."""
+
+    name = "harmony"
+    openers = ("<|channel|>",)
+    markers = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>")
+
+    def write(self, grammar: CallGrammar, tools: Sequence[Tool], parallel: bool) -> str:
+        """Perhaps an analysis, then one message to a function; the answer ends with it."""
+        start, channel, constrain, message, _, _ = (grammar.marker(m) for m in self.markers)
+        thought = f'{channel} "analysis" {message} {grammar.until("<|end|>")} {start} "assistant"'
+        calls = []
+        for tool in tools:
+            head = grammar.literal(f"commentary to=functions.{tool.name} ")
+            calls.append(f'{head} {constrain} "json" {message} {grammar.arguments(tool)}')
+        return f"({thought})? {channel} {grammar.any_of(calls)}"
