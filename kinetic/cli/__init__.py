@@ -38,6 +38,7 @@ COMMANDS = {
     "can-run": "shows which files of a repository would run here",
     "quantize": "writes a model in another weight type, as llama-quantize does",
     "perplexity": "measures perplexity and KL divergence over a text, as llama-perplexity does",
+    "imatrix": "makes an importance matrix from a text, for quantize --imatrix",
     "show": "prints a model's IR after any pass, its plan, or a kernel's assembly",
     "completion": "prints a script that completes commands and models in a shell",
 }

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import argparse
 import math
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinetic.cli.options import add_model, add_runtime, load_options, no_more_words, take_model
 from kinetic.cli.parser import CommandParser, name, whole
-from kinetic.cli.terminal import LiveLine, LoadBar, use_utf8, write_out
+from kinetic.cli.terminal import LoadBar, use_utf8, write_out
+from kinetic.cli.windows import DEFAULT_WINDOW, Progress, first_token, read_text
 from kinetic.errors import UsageError
 
 if TYPE_CHECKING:
     from kinetic.api import Model
     from kinetic.perplexity.scores import Comparison, Estimate
 
-DEFAULT_WINDOW = 512
 _LEAST_COUNT = 100
 """Tokens below which shares of tokens mean nothing."""
 _SHARES = (0.999, 0.99, 0.95, 0.9, 0.5, 0.1, 0.05, 0.01, 0.001)
@@ -75,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     no_more_words(words, "perplexity")
     if options.file is None:
         raise UsageError(f"give a text file, as in kinetic perplexity {path.name} text.txt.")
-    text = _read_text(Path(options.file).expanduser())
+    text = read_text(Path(options.file).expanduser())
     return _measure(path, text, options)
 
 
@@ -91,15 +90,6 @@ def _saved(options: argparse.Namespace) -> Path | None:
     if options.file is not None:
         raise UsageError("--kl-divergence takes its tokens from the file; leave -f out.")
     return Path(named).expanduser()
-
-
-def _read_text(path: Path) -> str:
-    """A text file, without its last line end, as llama.cpp reads a prompt's."""
-    try:
-        text = path.read_bytes().decode()
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is not UTF-8 text; convert it first.") from None
-    return text.removesuffix("\n")
 
 
 def _measure(path: Path, text: str, options: argparse.Namespace) -> int:
@@ -121,8 +111,10 @@ def _measure(path: Path, text: str, options: argparse.Namespace) -> int:
             where = Path(options.kl_divergence_base).expanduser()
             n_vocab = model.graph.meta.n_vocab
             base = stack.enter_context(BaseWriter(where, window, n_vocab, tokens))
-        progress = _Progress(len(tokens) // window)
-        for done, sums in enumerate(perplexity(model.engine, tokens, window, _bos(model), base), 1):
+        progress = Progress(len(tokens) // window, shares_line=True)
+        for done, sums in enumerate(
+            perplexity(model.engine, tokens, window, first_token(model.tokenizer), base), 1
+        ):
             progress.clear()
             write_out(f"[{done}]{sums.perplexity.value:.4f},")
             progress.update(done)
@@ -150,14 +142,16 @@ def _compare(path: Path, saved: Path, options: argparse.Namespace) -> int:
                     f"{saved.name} has a vocabulary of {base.n_vocab} tokens and {path.name} one "
                     f"of {n_vocab}; only models of one vocabulary can be compared"
                 )
-            progress = _Progress(base.n_chunk)
+            progress = Progress(base.n_chunk)
             write_out(
                 _table_row(
                     "chunk", "PPL", "ln(PPL/base)", "KL divergence", "Δp RMS %", "same top %"
                 )
             )
             most = options.chunks if options.chunks and options.chunks > 0 else base.n_chunk
-            for done, found in enumerate(compare(model.engine, base, _bos(model)), 1):
+            for done, found in enumerate(
+                compare(model.engine, base, first_token(model.tokenizer)), 1
+            ):
                 progress.clear()
                 write_out(_row(done, found))
                 progress.update(done)
@@ -187,10 +181,6 @@ def _load(path: Path, window: int, options: argparse.Namespace) -> Model:
         model.close()
         raise UsageError(f"{path.name} takes at most {model.n_ctx} tokens; give -c {model.n_ctx}.")
     return model
-
-
-def _bos(model: Model) -> int | None:
-    return model.tokenizer.bos_id if model.tokenizer.add_bos else None
 
 
 def _table_row(*cells: str) -> str:
@@ -247,33 +237,3 @@ def _line(what: str, found: Estimate, *, percent: bool = False) -> str:
     if percent:
         return f"{what:<34}{100 * found.value:>12.3f} ± {100 * found.error:.3f} %"
     return f"{what:<34}{found.value:>12.6f} ± {found.error:.6f}"
-
-
-class _Progress:
-    """How many windows are done and how long the rest takes, on stderr.
-
-    Where stdout is the terminal too, its running estimate is the progress, and one note on
-    stderr says how long all will take.
-    """
-
-    def __init__(self, total: int) -> None:
-        import sys
-
-        self._total, self._started = total, time.monotonic()
-        self._shares = sys.stdout.isatty()
-        self._line = LiveLine(enabled=not self._shares)
-
-    def update(self, done: int) -> None:
-        """Show that so many windows are done."""
-        left = (time.monotonic() - self._started) / done * (self._total - done)
-        bar = "#" * (24 * done // self._total)
-        self._line.update(f"[{bar:<24}] window {done} of {self._total}, {_time(left)} left")
-
-    def clear(self) -> None:
-        """Make room for other text."""
-        self._line.clear()
-
-
-def _time(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02}"

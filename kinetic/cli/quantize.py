@@ -35,6 +35,13 @@ def build_parser() -> CommandParser:
         repeat=True,
         help="the type of tensors whose name holds NAME, a regular expression; may be repeated",
     )
+    option(
+        group,
+        "--imatrix",
+        metavar="FILE",
+        help="weigh by an importance matrix of kinetic imatrix or llama-imatrix, GGUF or .dat",
+    )
+    option(group, "--strict", help="refuse, instead of a note, where the matrix lacks some weights")
     option(group, "--leave-output-tensor", help="keep output.weight as it is")
     option(group, "--allow-requantize", help="also take weights that are quantized already")
     option(group, "--dry-run", help="only say which types and how large")
@@ -73,8 +80,23 @@ def run(options: argparse.Namespace) -> int:
         leave_output=options.leave_output_tensor,
         by_pattern=tuple(map(_pattern, options.tensor_type or ())),
     )
+    if options.strict and options.imatrix is None:
+        raise UsageError("--strict asks the importance matrix to be complete; give --imatrix FILE.")
+    importance = None
+    if options.imatrix is not None:
+        from kinetic.quantize.importance import read
+
+        importance = read(Path(options.imatrix).expanduser(), options.imatrix)
     with open_model(path) as source:
-        plan = make_plan(source, target, wishes, allow_requantize=options.allow_requantize)
+        plan = make_plan(
+            source,
+            target,
+            wishes,
+            importance=None if importance is None else importance.means(),
+            extra=None if importance is None else importance.pairs(),
+            allow_requantize=options.allow_requantize,
+            strict=options.strict,
+        )
         for note in plan.notes:
             print(f"kinetic: {note}", file=sys.stderr)
         if not options.dry_run:

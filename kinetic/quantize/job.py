@@ -70,11 +70,13 @@ def make_plan(
     importance: Importance | None = None,
     extra: list[KeyValue] | None = None,
     allow_requantize: bool = False,
+    strict: bool = False,
 ) -> Plan:
     """Decide every tensor's type, and refuse what cannot be done before work begins.
 
     *Raises* `UnsupportedError` for tensors of a quantized type without `allow_requantize`;
-    `ModelFileError` for importance data of another model.
+    `ModelFileError` for importance data of another model, or with `strict` for data that lacks
+    some weights.
     """
     tensors = [source.tensors[name] for name in in_order(source.tensors)]
     has_importance = importance is not None
@@ -85,7 +87,7 @@ def make_plan(
     _check_types(changed, allow_requantize)
     notes = _fallbacks(choices)
     if importance is not None:
-        notes += _check_importance(changed, importance)
+        notes += _check_importance(changed, importance, strict)
     return Plan(
         source, target, choices, _metadata(source, target, extra or []), importance or {}, notes
     )
@@ -122,7 +124,7 @@ def _check_types(changed: list[Choice], allow_requantize: bool) -> None:
         )
 
 
-def _check_importance(changed: list[Choice], importance: Importance) -> list[str]:
+def _check_importance(changed: list[Choice], importance: Importance, strict: bool) -> list[str]:
     """Data must have the model's widths; notes name the tensors without any."""
     without = []
     for choice in changed:
@@ -139,6 +141,11 @@ def _check_importance(changed: list[Choice], importance: Importance) -> list[str
     if not without:
         return []
     listed = ", ".join(without[:8]) + (f" and {len(without) - 8} more" * (len(without) > 8))
+    if strict:
+        raise ModelFileError(
+            f"the importance matrix has no data for {listed}; make one from more text, or leave "
+            "--strict out to quantize these without"
+        )
     return [f"no importance data, quantized without: {listed}"]
 
 
