@@ -59,10 +59,18 @@ def formats_page() -> str:
     )
 
 
+def llama_flags_page() -> str:
+    """llama.cpp's flags."""
+    import llama_flags_doc
+
+    return llama_flags_doc.page()
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli_page,
     "ops.md": ops_page,
     "formats.md": formats_page,
+    "llama-flags.md": llama_flags_page,
 }
 
 

@@ -44,16 +44,14 @@ COMMANDS = {
 }
 
 # Commands of the manual that later versions bring: named, so that the error can be honest.
-NOT_YET = (
-    *("verify", "verify-receipt"),
-)
+NOT_YET = (*("verify", "verify-receipt"),)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one `kinetic` command line and return its exit code."""
     try:
         _open_missing_streams()
-        return dispatch(list(sys.argv[1:] if argv is None else argv))
+        return dispatch(_typed() if argv is None else list(argv))
     except KineticError as error:
         return _report(error)
     except KeyboardInterrupt:
@@ -73,6 +71,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = f"{error.filename}: " if error.filename else ""
         _print_error(f"{where}{error.strerror or error}")
         return 1
+
+
+def _typed() -> list[str]:
+    """The command line of this process; the program's name may stand for a command."""
+    name = os.path.basename(sys.argv[0]) if sys.argv else ""
+    if not name.lower().startswith("llama-"):
+        return sys.argv[1:]
+    from kinetic.cli.llama_flags import as_program
+
+    return as_program(name, sys.argv[1:])
 
 
 def dispatch(arguments: list[str]) -> int:

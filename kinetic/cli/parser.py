@@ -80,12 +80,15 @@ class CommandParser(argparse.ArgumentParser):
         before, after = line[:split], line[split + 1 :]
         if "-h" in before or "--help" in before:
             return None
-        known = set(self._option_string_actions)
-        given, words = self._sorted(llama_flags.translate(before, known))
+        given, words = self._sorted(llama_flags.translate(before, self.known(), self.command))
         options = self.parse_args(given)
         options.words = [*words, *after]
         options.after_dashes = len(after)
         return options
+
+    def known(self) -> set[str]:
+        """Every name of every option."""
+        return set(self._option_string_actions)
 
     def _sorted(self, line: list[str]) -> tuple[list[str], list[str]]:
         """The options of a line, each joined to its value by "=", and its words.

@@ -27,7 +27,7 @@ from kinetic.cli.options import (
     sampling_overrides,
     take_model,
 )
-from kinetic.cli.parser import CommandParser
+from kinetic.cli.parser import CommandParser, name
 from kinetic.cli.speeds import answer_speed, speed
 from kinetic.cli.terminal import LiveLine, is_interactive, use_utf8
 from kinetic.errors import UsageError
@@ -58,6 +58,9 @@ def build_parser() -> CommandParser:
         group, "-p", "--prompt", metavar="TEXT", help="the prompt, instead of free words or stdin"
     )
     parser.option(
+        group, *("-f", "--file"), metavar="FILE", type=name("a file"), help="the prompt's file"
+    )
+    parser.option(
         group, "--raw", help="continue the prompt as written, without the model's chat template"
     )
     add_asking(parser, reasoning="auto")
@@ -75,7 +78,8 @@ def run(options: argparse.Namespace) -> int:
     if options.raw and options.system is not None:
         raise UsageError("--raw sends no system prompt; put that text into the prompt.")
     form = given_form(options)
-    if options.prompt is None and not words and form is None and _may_chat(path, options):
+    given = options.prompt is not None or options.file is not None or bool(words)
+    if not given and form is None and _may_chat(path, options):
         from kinetic.cli.chat import talk
 
         return talk(path, options)
@@ -176,14 +180,20 @@ def _stream(
 
 
 def _prompt(options: argparse.Namespace, words: list[str]) -> str:
-    """The prompt from -p, the free words or stdin.
+    """The prompt from -p, -f, the free words or stdin.
 
     Raises: UsageError when there is none, when there are two, or when it is not UTF-8.
     """
+    given = {"--prompt": options.prompt, "--file": options.file}
+    by = [option for option, value in given.items() if value is not None]
+    if by and (words or len(by) > 1):
+        other = f"as {words[0]!r}" if words else f"by {by[1]}"
+        raise UsageError(f"the prompt is given twice: by {by[0]} and {other}.")
+    text: str
     if options.prompt is not None:
-        if words:
-            raise UsageError(f"the prompt is given twice: by --prompt and as {words[0]!r}.")
-        text: str = options.prompt
+        text = options.prompt
+    elif options.file is not None:
+        text = _read_file(options.file)
     elif words:
         text = " ".join(words)
     else:
@@ -208,19 +218,33 @@ def _may_chat(path: Path, options: argparse.Namespace) -> bool:
         return bool(file.get_str("tokenizer.chat_template", ""))
 
 
+def _read_file(file: str) -> str:
+    from pathlib import Path
+
+    try:
+        raw = Path(file).expanduser().read_bytes()
+    except OSError as error:
+        raise UsageError(f"--file {file} cannot be read: {error.strerror}.") from None
+    return _decoded(raw, f"the prompt in {file}")
+
+
 def _read_stdin() -> str:
     if sys.stdin is None:
         raise UsageError('there is no prompt; give one, as in kinetic run model.gguf "Hello".')
     if sys.stdin.isatty():
         print("Type the prompt; Ctrl-D on an empty line ends it.", file=sys.stderr)
-    raw = sys.stdin.buffer.read()
+    text = _decoded(sys.stdin.buffer.read(), "the prompt on stdin")
+    if not text.strip():
+        raise UsageError('stdin held no prompt; give one, as in kinetic run model.gguf "Hello".')
+    return text
+
+
+def _decoded(raw: bytes, what: str) -> str:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"the prompt on stdin is not UTF-8 text at byte {error.start}; convert it first."
+            f"{what} is not UTF-8 text at byte {error.start}; convert it first."
         ) from None
-    if not text.strip():
-        raise UsageError('stdin held no prompt; give one, as in kinetic run model.gguf "Hello".')
     # Editors and echo end a file with a newline that nobody means as part of the prompt.
     return text.removesuffix("\n").removesuffix("\r")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib import import_module
 
 import pytest
@@ -125,7 +127,7 @@ def test_a_wrong_option_says_what_it_takes(line, says):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_says_what_it_means(command):
-    parser = import_module(f"kinetic.cli.{command}").build_parser()
+    parser = import_module(f"kinetic.cli.{command.replace('-', '_')}").build_parser()
     rows = [row for _, rows in parser.rows() for row in rows]
     names = [name for written, _ in rows for name in written.split(" ")[0].rstrip(",").split(",")]
     assert len(names) == len(set(names))
@@ -181,8 +183,47 @@ def test_llama_lines_work(theirs, ours):
 
 @pytest.mark.parametrize("flag", llama_flags.REFUSED)
 def test_flags_without_an_equivalent_say_so(flag):
+    parser = build_parser()
+    if flag in parser.known():  # run has it; chat does not
+        parser = import_module("kinetic.cli.chat").build_parser()
     with pytest.raises(UsageError, match=r"is a llama\.cpp flag: "):
-        build_parser().parse(["m", flag, "1", "hi"])
+        parser.parse(["m", flag, "1", "hi"])
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "becomes"),
+    [
+        ("llama-server", "-m m --port 1", "serve -m m --port 1"),
+        ("llama-cli", "-m m -cnv", "chat -m m -cnv"),
+        ("llama-cli.exe", "-m m -p hi", "run -m m -p hi"),
+        ("LLAMA-CLI.EXE", "-m m --file=x", "run -m m --file=x"),
+        ("llama-completion", "-m m -p hi", "run -m m -p hi"),
+        ("llama-server", "--version", "--version"),
+        ("kinetic", "models", "models"),
+        ("llama-other", "models", "models"),
+    ],
+)
+def test_programs_of_llama_cpp_are_commands(name, line, becomes):
+    assert llama_flags.as_program(name, line.split()) == becomes.split()
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "serve"])
+@pytest.mark.parametrize("flag", tuple(llama_flags.documented()))
+def test_no_flag_is_a_bare_error(command, flag):
+    parser = import_module(f"kinetic.cli.{command}").build_parser()
+    kind, says = llama_flags.meaning(flag, command, parser.known())
+    if kind == "unknown":
+        assert llama_flags.SPELLINGS[flag] in ("--system", "--n-predict") and command == "serve"
+    elif kind in ("stops", "f16"):
+        assert says.startswith(flag) and says.endswith(".")
+
+
+def test_a_link_with_another_name_is_that_program(tmp_path):
+    script = "import sys; from kinetic.__main__ import main; sys.exit(main())"
+    file = tmp_path / "llama-server"
+    file.write_text(f"#!{sys.executable}\n{script}\n")
+    done = subprocess.run([sys.executable, file, "--help"], capture_output=True, text=True)
+    assert done.stdout.startswith("kinetic serve: "), done.stderr
 
 
 @pytest.mark.parametrize("flag", llama_flags.LATER)
@@ -205,11 +246,11 @@ NOT_HERE = (
     *("-sm", "--split-mode", "-ts", "--tensor-split", "-mg", "--main-gpu", "-ot"),
     *("--override-tensor", "-cnv", "--conversation", "-i", "--interactive"),
     *("--interactive-first", "--chat-template", "-md", "--model-draft", "--draft", "--draft-max"),
-    *("--draft-min", "-ngld", "-hf", "--hf-repo", "-mu", "--model-url", "-f", "--file"),
+    *("--draft-min", "-ngld", "-hf", "--hf-repo", "-mu", "--model-url"),
     *("--image", "--control-vector", "--control-vector-scaled", "--grammar", "--grammar-file"),
     *("-j", "--json-schema", "--api-key-file", "--ssl-key-file", "--ssl-cert-file"),
-    *("-np", "-ctk", "-ctv", "-a", "-rea", "--host", "--port", "--mmproj"),
-    *("--chat-template-file", "--rope-scaling", "--receipt"),
+    *("-np", "-ctk", "-ctv", "-a", "--host", "--port", "--mmproj"),
+    *("--rope-scaling", "--receipt"),
 )
 
 

@@ -36,3 +36,16 @@ def test_argument_bytes_that_are_not_text_are_told(kinetic, model):
     done = kinetic("run", model, "caf\udce9")
     assert done.returncode == 2
     assert "not UTF-8 text at character 3" in done.stderr
+
+
+def test_a_file_holds_the_prompt(kinetic, model, tmp_path):
+    (tmp_path / "p.txt").write_bytes(b"caf\xe9")
+    for line, says in (
+        (["-f", tmp_path / "p.txt"], "is not UTF-8 text at byte 3"),
+        (["--file", tmp_path / "none"], "cannot be read: No such file"),
+        (["-f", tmp_path / "p.txt", "hi"], "given twice: by --file and as 'hi'"),
+        (["-f", "x", "-p", "hi"], "given twice: by --prompt and by --file"),
+    ):
+        done = kinetic("run", model, *line)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert says in done.stderr

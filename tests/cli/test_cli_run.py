@@ -57,7 +57,9 @@ def test_an_answer_cut_by_the_context_is_told(kinetic, model):
     assert "was cut" not in kinetic(*line, "-c", "16", "-n", "2").stderr
 
 
-def test_the_prompt_may_come_from_anywhere(kinetic, model):
+def test_the_prompt_may_come_from_anywhere(kinetic, model, tmp_path):
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("hello\n")
     answer = kinetic("run", model, "hello", *GREEDY).stdout
     for line, stdin in (
         ([*GREEDY, model, "hello"], ""),
@@ -67,6 +69,7 @@ def test_the_prompt_may_come_from_anywhere(kinetic, model):
         ([model, *GREEDY, "--", "hello"], ""),
         ([model, *GREEDY], "hello"),
         ([model, *GREEDY], "hello\n"),
+        ([model, *GREEDY, "-f", prompt], ""),
         ([model, *GREEDY], "\ufeffhello\r\n"),
     ):
         done = kinetic("run", *line, input=stdin)
