@@ -11,7 +11,7 @@ from typing import Any
 from kinetic.errors import KineticError, TemplateError
 from kinetic.server.errors import ApiError, from_kinetic
 from kinetic.server.service import Service
-from kinetic.text.reasoning import opened_by, thinking_kwargs
+from kinetic.text.reasoning import opened_by, settled, thinking_kwargs
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 _NINE_LETTERS = re.compile(r"length\s*!=\s*9|length\s+9|of length 9|length 9")
@@ -82,10 +82,14 @@ def chat_prompt(service: Service, talk: Conversation) -> Prompt:
             if more.startswith(opener):
                 more = more.removeprefix(opener).lstrip("\n")
             elif prefill or _forbids(service, talk):
-                more = f"\n{style.closer}\n\n{more}"
+                more = settled(style, False, True)[0] + more
             thinking = style.closer not in more
         elif style is not None and more.lstrip().startswith(style.opener):
             thinking = style.closer not in more
+        elif style is not None and prefill:
+            more = style.answer + more
+        elif style is not None and _forbids(service, talk) and not (style.answer and talk.tools):
+            more, thinking = settled(style, False, False)
         if more:
             start, text = len(rendered.text), rendered.text + more
             spans = (*rendered.model_spans, (start, len(text)))

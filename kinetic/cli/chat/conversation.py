@@ -8,7 +8,7 @@ from typing import Any
 
 from kinetic.text.chat_template import ChatTemplate
 from kinetic.text.output import ChatFormat
-from kinetic.text.reasoning import opened_by, thinking_kwargs
+from kinetic.text.reasoning import opened_by, settled, thinking_kwargs
 
 _UNFINISHED = "\u2026\u2026"
 """Goes on from a word as nothing that is typed does."""
@@ -52,13 +52,12 @@ class Conversation:
         style = self.format.reasoning
         kwargs: dict[str, Any] = {**thinking_kwargs(style, self.think), **self.variables}
         rendered = self.template.render(self._messages(message), **kwargs)
-        thinking = opened_by(style, rendered.text, rendered.user_spans)
-        if style is not None and thinking and self.think is False:
-            # The template has no switch: an empty block of thinking is what turns it off.
-            more = f"\n{style.closer}\n\n"
+        is_open = opened_by(style, rendered.text, rendered.user_spans)
+        more, thinking = settled(style, self.think, is_open)
+        if more:
             start, text = len(rendered.text), rendered.text + more
             spans = (*rendered.model_spans, (start, len(text)))
-            rendered, thinking = replace(rendered, text=text, model_spans=spans), False
+            rendered = replace(rendered, text=text, model_spans=spans)
         return Prompt(self.template.encode(rendered), thinking)
 
     def prompt_so_far(self, message: str) -> list[int]:
