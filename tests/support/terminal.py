@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import shlex
 import shutil
 import subprocess
@@ -77,3 +78,25 @@ class Terminal:
 def kinetic_command(*words: object) -> list[str]:
     """The command line of `kinetic` with this Python."""
     return [sys.executable, "-m", "kinetic", *map(str, words)]
+
+
+def raw_output(command: list[str], env: Mapping[str, str]) -> bytes:
+    """All bytes that a program writes to a terminal of its own, which nobody types at."""
+    child, parent = pty.fork()
+    if child == 0:
+        try:
+            os.execvpe(command[0], command, {**os.environ, **env})
+        finally:
+            os._exit(127)
+    written = b""
+    while True:
+        try:
+            piece = os.read(parent, 65536)
+        except OSError:  # Linux says so when the other end is closed
+            piece = b""
+        if not piece:
+            break
+        written += piece
+    os.close(parent)
+    os.waitpid(child, 0)
+    return written
