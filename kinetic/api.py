@@ -132,6 +132,8 @@ class Model:
         self._embedder = None
         if graph.meta.pooling is not None:
             self._embedder = Embedder(graph, engine, self.tokenizer, metadata)
+        self.adapters: tuple[tuple[str, float], ...] = ()
+        """LoRA files merged into the weights, and their scales."""
         self.load_seconds = 0.0
         self.last_stats: Stats | None = None
 
@@ -267,6 +269,7 @@ class Model:
             cache = PromptCache(engine, prompt_bytes, store, identity)
         scheduler = Scheduler(engine, parallel, queue_limit, off=off, cache=cache)
         model = cls(file, graph, engine, threads, scheduler)
+        model.adapters = tuple((os.fspath(adapter), scale) for adapter, scale in lora)
         model.load_seconds = time.perf_counter() - started
         _debug(2, f"compiled {compiled - started:.3f} s, loaded {model.load_seconds:.3f} s in all")
         return model

@@ -28,6 +28,7 @@ from kinetic.cli.options import (
     take_model,
 )
 from kinetic.cli.parser import CommandParser, name
+from kinetic.cli.receipts import Wanted, add_receipt, wanted
 from kinetic.cli.speeds import answer_speed, speed
 from kinetic.cli.terminal import LiveLine, is_interactive, use_utf8
 from kinetic.errors import UsageError
@@ -65,6 +66,7 @@ def build_parser() -> CommandParser:
     )
     add_asking(parser, reasoning="auto")
     add_forms(parser, group)
+    add_receipt(parser, group)
     add_sampling(parser)
     add_runtime(parser)
     return parser
@@ -84,6 +86,7 @@ def run(options: argparse.Namespace) -> int:
 
         return talk(path, options)
     prompt = _prompt(options, words)
+    receipt = wanted(options)
 
     model = load_model(path, options)
     from kinetic.api import SamplingParams
@@ -108,7 +111,10 @@ def run(options: argparse.Namespace) -> int:
     format = None if chat is None else chat.format
     style = None if format is None else format.reasoning
     held = None if form is None else form.constraint(model.tokenizer, style, asked.thinking)
-    stats = _stream(model, asked, format, params, token_limit(options), held)
+    stats = _stream(model, asked, format, params, token_limit(options), held, receipt)
+    if receipt is not None:
+        said = prompt if chat is None else chat.messages(prompt)
+        receipt.write(model, said, form, None if form is None else style, asked.thinking)
     if stats.stop_reason == "context":
         print(_cut(model.n_ctx), file=sys.stderr)
     note = _CONTINUED if model.chat_template is None else ""
@@ -137,6 +143,7 @@ def _stream(
     params: SamplingParams,
     limit: int | None,
     held: Constraint | None,
+    receipt: Wanted | None,
 ) -> Stats:
     """Write the answer as it comes; show the speed when only stderr is watched.
 
@@ -155,6 +162,8 @@ def _stream(
     started, count = 0.0, 0
     request = GenerationRequest(asked.ids, params, limit, constraint=held, shown=shown)
     events = model.start(request).events()
+    if receipt is not None:
+        events = receipt.hear(request, events)
     try:
         for event in events:
             if isinstance(event, FinishEvent):

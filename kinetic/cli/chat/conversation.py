@@ -51,7 +51,7 @@ class Conversation:
         """
         style = self.format.reasoning
         kwargs: dict[str, Any] = {**thinking_kwargs(style, self.think), **self.variables}
-        rendered = self.template.render(self._messages(message), **kwargs)
+        rendered = self.template.render(self.messages(message), **kwargs)
         is_open = opened_by(style, rendered.text, rendered.user_spans)
         more, thinking = settled(style, self.think, is_open)
         if more:
@@ -67,7 +67,8 @@ class Conversation:
         same = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), None)
         return one[: min(len(one), len(two)) if same is None else same]
 
-    def _messages(self, message: str) -> list[dict[str, object]]:
+    def messages(self, message: str) -> list[dict[str, object]]:
+        """All that is said, one more message included."""
         said: list[dict[str, object]] = []
         if self.system is not None:
             said.append({"role": "system", "content": self.system})
