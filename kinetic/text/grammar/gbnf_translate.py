@@ -4,7 +4,8 @@ The library splits text into terminals greedily, each as long as can be, as comp
 knows no such split. Two forms are safe:
 
     a root without recursion     one terminal, a regular expression
-    one with recursion           rules over terminals of one character each
+    one with recursion           rules over terminals that greed cannot mislead, else over
+                                 terminals of one character each
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from kinetic.text.grammar.gbnf_syntax import (
     Sequence,
     references,
 )
+from kinetic.text.grammar.gbnf_terminals import Terminals, Tree
 
 MAX_REGEX = 1 << 16
 MAX_REGEX_DEPTH = 100
 MAX_SIZE = 200_000
+MAX_COMPARED = 4000
 
 
 def translated(rules: dict[str, Node]) -> str:
@@ -39,7 +42,7 @@ def translated(rules: dict[str, Node]) -> str:
         regex = _regex(rules, order)
         if regex is not None:
             return f"start: text\ntext: /{regex}/\n"
-    return _rules(rules)
+    return _with_terminals(rules) or _rules(rules)
 
 
 def _bottom_up(rules: dict[str, Node]) -> list[str] | None:
@@ -148,6 +151,66 @@ def _count(node: Repeat) -> str:
         return known[node.least, node.most]
     most = "" if node.most is None else node.most
     return f"{{{node.least}}}" if node.least == node.most else f"{{{node.least},{most}}}"
+
+
+def _with_terminals(rules: dict[str, Node]) -> str | None:
+    """Rules over terminals of many characters; None where none are safe, or it takes too long."""
+    if sum(_size(body, dict.fromkeys(rules, 1)) for body in rules.values()) > MAX_COMPARED:
+        return None
+    regular = _regular(rules)
+    made: dict[str, _Regex] = {}
+    for name in regular:
+        made[name] = _regex_of(rules[name], made)
+        if len(made[name].text) > MAX_REGEX or made[name].depth > MAX_REGEX_DEPTH:
+            return None
+    terminals = Terminals(rules, regular)
+    if not terminals.find():
+        return None
+    names: dict[str, str] = {}
+    lines: list[str] = []
+
+    def written(tree: Tree) -> str:
+        if tree.kind == "leaf":
+            assert tree.leaf is not None
+            text = _regex_of(tree.leaf.node, made).text
+            optional = terminals.nullable(tree.leaf.node)
+            key = f"/{text}/ & /[\\s\\S]+/" if optional else f"/{text}/"
+            if key not in names:
+                names[key] = f"T{len(names)}"
+                lines.append(f"{names[key]}: {key}")
+            return names[key] + ("?" if optional else "")
+        if tree.kind == "rule":
+            return rule_names[tree.name]
+        if tree.kind == "repeat":
+            assert tree.node is not None
+            return f"({written(tree.parts[0])}){_count(tree.node)}"
+        parts = [written(part) for part in tree.parts]
+        if tree.kind == "row":
+            return " ".join(parts) if parts else '""'
+        return f"({' | '.join(parts)})"
+
+    rule_names = {name: f"r{i}" for i, name in enumerate(terminals.trees)}
+    body = [f"{rule_names[name]}: {written(tree)}" for name, tree in terminals.trees.items()]
+    return "\n".join([f"start: {rule_names['root']}", *body, *lines]) + "\n"
+
+
+def _regular(rules: dict[str, Node]) -> list[str]:
+    """The rules without recursion, each after those it names."""
+    needs = {name: set(references(body)) for name, body in rules.items()}
+    users: dict[str, list[str]] = {name: [] for name in rules}
+    for name, needed in needs.items():
+        for other in needed:
+            users[other].append(name)
+    ready = [name for name, needed in needs.items() if not needed]
+    order: list[str] = []
+    while ready:
+        name = ready.pop()
+        order.append(name)
+        for user in users[name]:
+            needs[user].discard(name)
+            if not needs[user]:
+                ready.append(user)
+    return order
 
 
 def _rules(rules: dict[str, Node]) -> str:

@@ -30,12 +30,21 @@ def as_rules(text: str):
     """The grammar's constraint by rules of single characters, even if it does not recurse."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gbnf_translate, "_regex", lambda *_: None)
+        patch.setattr(gbnf_translate, "_with_terminals", lambda *_: None)
+        return gbnf(VOCABULARY, text)
+
+
+def with_terminals(text: str):
+    """The constraint by rules over terminals of many characters, where those are safe."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gbnf_translate, "_regex", lambda *_: None)
         return gbnf(VOCABULARY, text)
 
 
 @pytest.mark.parametrize("golden", RIGHT, ids=lambda g: g["grammar"][:30])
 def test_llama_cpp_agrees(golden) -> None:
-    for constraint in (gbnf(VOCABULARY, golden["grammar"]), as_rules(golden["grammar"])):
+    for make in (lambda g: gbnf(VOCABULARY, g), as_rules, with_terminals):
+        constraint = make(golden["grammar"])
         for case in golden["cases"]:
             expected = case["accepts"], case["reject_at_codepoint"]
             assert reach(constraint.clone(), case["input"]) == expected, case["input"]
@@ -119,6 +128,24 @@ def test_refused(text: str, words: str) -> None:
     assert time.perf_counter() - started < 10
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        " | ".join(f'"{"ab" * 30}{i}" root' for i in range(60)),
+        " | ".join(f"[a-{c}]{{0,40}} root2" for c in "bcdefghijk") + '\nroot2 ::= "x" root',
+        "[" + "".join(chr(0x4E00 + 2 * i) for i in range(500)) + '] root | "a"',
+        "((a | b)* c)* root2\na ::= [a-f]{0,60}\nb ::= [d-k]{0,60}\nc ::= [a-z]{0,60}\n"
+        'root2 ::= "x" root | "y"',
+    ],
+    ids=["words", "overlaps", "characters", "stars"],
+)
+def test_grammars_that_are_hard_to_compare_compile_in_bounded_time(body: str) -> None:
+    started = time.perf_counter()
+    constraint = gbnf(VOCABULARY, f"root ::= {body}")
+    constraint.mask()
+    assert time.perf_counter() - started < 20
+
+
 def test_doubling_rules_are_refused_or_held_to() -> None:
     rules = "\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(10))
     assert follows(gbnf(VOCABULARY, f'root ::= r0\n{rules}\nr10 ::= "a"'), "a" * 1024)
@@ -152,6 +179,32 @@ def test_both_forms_match_what_an_expression_matches(expression: str, text: str)
     expected = _as_python(expression).fullmatch(text) is not None
     assert follows(gbnf(VOCABULARY, f"root ::= {expression}"), text) == expected
     assert follows(as_rules(f"root ::= {expression}"), text) == expected
+    assert follows(with_terminals(f"root ::= {expression}"), text) == expected
+
+
+def _small_grammars():
+    """Three rules that may name each other, behind a character so that none recurses left."""
+    leaf = st.sampled_from(['"a"', '"b"', '"ab"', "[ab]", "[^a]", "w", '"c" x', '"(" y ")"'])
+    parts = st.lists(leaf, min_size=1, max_size=3).map(" ".join)
+    part = st.tuples(parts, st.sampled_from(["", "*", "+", "?", "{0,2}"])).map(
+        lambda p: f"({p[0]}){p[1]}"
+    )
+    body = st.lists(st.lists(part, min_size=1, max_size=3).map(" ".join), min_size=1, max_size=2)
+    return st.tuples(body, body, body).map(
+        lambda b: (
+            "\n".join(
+                f"{name} ::= {' | '.join(choices)}"
+                for name, choices in zip(("root", "x", "y"), b, strict=True)
+            )
+            + "\nw ::= [ab]*"
+        )
+    )
+
+
+@settings(max_examples=250, deadline=None)
+@given(_small_grammars(), st.text("aabbc()", max_size=9))
+def test_terminals_match_what_characters_match(grammar: str, text: str) -> None:
+    assert reach(with_terminals(grammar), text) == reach(as_rules(grammar), text)
 
 
 @settings(max_examples=300, deadline=None)
