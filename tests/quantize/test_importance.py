@@ -17,6 +17,7 @@ from kinetic.cli import main
 from kinetic.errors import ModelFileError, UnsupportedError
 from kinetic.ir.gguf import GGUFFile
 from kinetic.ir.graph import Node
+from kinetic.ir.ops import arithmetic as ar
 from kinetic.ir.reference import Reference, rows, weights_of
 from kinetic.quantize.collect import Collector, tap
 from kinetic.quantize.importance import ImportanceMatrix, Matrix, read, write
@@ -66,17 +67,66 @@ def test_sums_are_those_of_the_reference(arch: str, tmp_path: Path) -> None:
 def test_matrices_of_one_input_share_an_output(tmp_path: Path) -> None:
     path = tiny_model("llama", tmp_path / "model.gguf", formats="F16", fused_qkv=True)
     with GGUFFile.open(path) as file:
-        taps = tap(families.build(file))
+        taps = tap(families.build(file), file)
     names = [name for found in taps.readers.values() for name in found]
     assert len(names) == len(set(names))
     assert ("blk.0.attn_qkv.weight",) in taps.readers.values()
     assert ("blk.1.ffn_gate.weight", "blk.1.ffn_up.weight") in taps.readers.values()
 
 
-def test_mixtures_say_what_to_do(tmp_path: Path) -> None:
-    path = tiny_model("qwen3moe", tmp_path / "model.gguf", formats="F16")
-    with GGUFFile.open(path) as file, pytest.raises(UnsupportedError, match="llama-imatrix"):
-        Collector(file, 16, threads=1)
+@pytest.mark.parametrize("arch", ["qwen3moe", "gpt-oss", "gemma4", "ernie4_5-moe"])
+def test_experts_count_the_rows_that_reach_them(arch: str, tmp_path: Path) -> None:
+    """Among these: biases, a router of its own rows, gate and up in one tensor, a choice by
+    bias."""
+    path = tiny_model(arch, tmp_path / "model.gguf", formats="F16")
+    tokens = np.random.default_rng(0).integers(3, 320, 24).astype(np.int32)
+    with GGUFFile.open(path) as file:
+        collector = Collector(file, 24, threads=1)
+        list(collector.run(tokens, None))
+        found = collector.found("text.txt").matrices
+        collector.close()
+        graph, weights = families.build(file), weights_of(file)
+        values: dict[Node, np.ndarray] = {}
+        Reference(graph, weights).step(rows(tokens), lambda n, v: values.update({n: v}))
+        mixtures = [node for node in graph if node.op == "experts"]
+        assert mixtures
+        for node in mixtures:
+            x = values[node.arg("x")].astype(np.float64)
+            chosen, hidden = _hidden(node, values, x)
+            for part, inputs in (("gate", x), ("up", x), ("down", hidden)):
+                name = node.arg(part).get("name", str)
+                for expert in range(len(found[name].counts)):
+                    mine = [i for i, row in enumerate(chosen) if expert in row]
+                    assert found[name].counts[expert] == len(mine)
+                    rows_of = [
+                        inputs[i] if part != "down" else inputs[i][chosen[i].index(expert)]
+                        for i in mine
+                    ]
+                    wanted = sum((r * r for r in rows_of), np.zeros(found[name].sums.shape[1]))
+                    np.testing.assert_allclose(found[name].sums[expert], wanted, rtol=2e-3)
+
+
+def _hidden(
+    node: Node, values: dict[Node, np.ndarray], x: np.ndarray
+) -> tuple[list[list[int]], list[list[np.ndarray]]]:
+    """Each row's experts, and its gated rows in them."""
+    weights = {p.name: n for p, n in zip(node.spec.inputs, node.inputs, strict=True) if n}
+    wide = {name: ar.floats(values[n]) for name, n in weights.items() if n.op == "weight"}
+    read = values[node.maybe("router_x") or node.arg("x")]
+    router_bias = values[weights["router_bias"]] if "router_bias" in weights else None
+    logits = ar.linear(read, values[node.arg("gate_inp")], router_bias)
+    how = ar.Router(*(node.attrs[n] for n in ("n_used", "norm_weights", "router", "weight_scale")))
+    chosen = ar.route(logits, how, wide.get("select_bias")).experts.tolist()
+    hidden = []
+    for row, experts in zip(x, chosen, strict=True):
+        parts = []
+        for e in experts:
+            gate, up = wide["gate"][e] @ row, wide["up"][e] @ row
+            gate = gate + (wide["gate_bias"][e] if "gate_bias" in wide else 0)
+            up = up + (wide["up_bias"][e] if "up_bias" in wide else 0)
+            parts.append(ar.glu(gate.astype("f4"), up.astype("f4"), node.get("act", str)))
+        hidden.append([h.astype(np.float64) for h in parts])
+    return chosen, hidden
 
 
 def _matrix() -> ImportanceMatrix:
