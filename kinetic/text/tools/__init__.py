@@ -9,7 +9,7 @@ events = parser.push(text) ... parser.flush("stop")
 
 from kinetic.text.tools.detect import dialect_of
 from kinetic.text.tools.dialect import Call, Dialect, End, Region
-from kinetic.text.tools.forced import forced_calls
+from kinetic.text.tools.forced import forced_calls, offered_calls
 from kinetic.text.tools.stream import ToolParser, new_call_id
 from kinetic.text.tools.tool import Tool, ToolChoice, choose, tools_of
 
@@ -25,5 +25,6 @@ __all__ = [
     "dialect_of",
     "forced_calls",
     "new_call_id",
+    "offered_calls",
     "tools_of",
 ]

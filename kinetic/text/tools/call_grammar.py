@@ -27,6 +27,7 @@ class CallGrammar:
         self, token_of: Callable[[str], int | None], held: Callable[[object], bool]
     ) -> None:
         self._token_of, self._held = token_of, held
+        self.written = ""
         self._lines: list[str] = []
         self._known: dict[str, str] = {}
 
@@ -63,7 +64,9 @@ class CallGrammar:
         return json.dumps(text, ensure_ascii=False)
 
     def marker(self, text: str) -> str:
-        """A marker, as its control token where there is one."""
+        """A marker, as its control token where there is one; nothing if it has been written."""
+        if text == self.written:
+            return '""'
         token = self._token_of(text)
         return self.literal(text) if token is None else f"<[{token}]>"
 
@@ -71,8 +74,41 @@ class CallGrammar:
         """Any text up to the first `end`, and `end`."""
         if self._token_of(end) is not None:
             return self.rule(f"(/[\\s\\S]+/)? {self.marker(end)}")
-        spelled = "".join(f"\\x{{{ord(c):x}}}" for c in end)
-        return self.rule(f"/[\\s\\S]*{spelled}/", "[lazy]")
+        return self.rule(f"/[\\s\\S]*{self._spelled(end)}/", "[lazy]")
+
+    def without(self, markers: Sequence[str]) -> str:
+        """Text, perhaps none, in which no marker stands."""
+        named = [self._spelled(m) for m in markers if self._token_of(m) is None]
+        text = r"/[\s\S]+/"
+        if named:
+            text += rf" & ~/[\s\S]*({'|'.join(named)})[\s\S]*/"
+        return self.terminal(text) + "?"
+
+    def up_to(self, opener: str, markers: Sequence[str]) -> str:
+        """Text in which no marker stands, then an opener, which `marker` leaves out from now on."""
+        if self._token_of(opener) is not None:
+            lead = f"{self.without(markers)} {self.marker(opener)}"
+        else:
+            last, named = self._spelled(opener), "|".join(map(self._spelled, markers))
+            lead = self.terminal(
+                rf"/[\s\S]*{last}/ & ~/[\s\S]*({named})[\s\S]+/"
+                + "".join(
+                    rf" & ~/[\s\S]*{self._spelled(m)}[\s\S]*/" for m in markers if m != opener
+                )
+            )
+        self.written = opener
+        return lead
+
+    def terminal(self, body: str) -> str:
+        """A terminal of its own."""
+        if body not in self._known:
+            self._known[body] = f"T{len(self._known)}"
+            self._lines.append(f"{self._known[body]}: {body}")
+        return self._known[body]
+
+    @staticmethod
+    def _spelled(text: str) -> str:
+        return "".join(f"\\x{{{ord(c):x}}}" for c in text)
 
     def json(self, schema: object) -> str:
         """JSON that matches a schema which is known to be held."""

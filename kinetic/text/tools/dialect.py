@@ -73,6 +73,15 @@ class Dialect:
         """
         raise NotImplementedError
 
+    def offer(self, grammar: CallGrammar, tools: Sequence[Tool]) -> str:
+        """What a grammar has to say where calls may stand in a text, and be held there.
+
+        *Raises*: UsageError as `write`.
+        """
+        lead = grammar.up_to(self.openers[0], self.openers)
+        call = self.write(grammar, tools, False)
+        return f"({lead} {call})* {grammar.without(self.openers)}"
+
 
 def arrived(text: str, closer: str, seen: int) -> bool:
     """Whether `closer` has come with the newest text; spares reading a long call anew each time."""

@@ -34,6 +34,19 @@ def forced_calls(
     return constraint
 
 
+def offered_calls(
+    vocabulary: GrammarVocabulary, dialect: Dialect, tools: Sequence[Tool]
+) -> GrammarConstraint:
+    """Text and calls as the model likes, but each call held as in `forced_calls`.
+
+    *Raises*: UsageError.
+    """
+    grammar = _new(vocabulary)
+    constraint = compiled(vocabulary, grammar.text(dialect.offer(grammar, tools)), "strict")
+    constraint.leads = True
+    return constraint
+
+
 def _new(vocabulary: GrammarVocabulary) -> CallGrammar:
     control = {t.text: t.id for t in vocabulary.tokenizer.special_tokens if t.control}
 

@@ -25,3 +25,11 @@ class Harmony(Dialect):
             head = grammar.literal(f"commentary to=functions.{tool.name} ")
             calls.append(f'{head} {constrain} "json" {message} {grammar.arguments(tool)}')
         return f"({thought})? {channel} {grammar.any_of(calls)}"
+
+    def offer(self, grammar: CallGrammar, tools: Sequence[Tool]) -> str:
+        """Messages to nobody, then the answer or a call."""
+        start, channel, _, message, end, _ = (grammar.marker(m) for m in self.markers)
+        text = grammar.without(self.markers)
+        said = f'{channel} ("analysis" | "commentary") {message} {text} {end} {start} "assistant"'
+        answer = f'{channel} "final" {message} {text}'
+        return f"({said})* (({answer}) | ({self.write(grammar, tools, False)}))"

@@ -186,6 +186,11 @@ class BareCalls(Dialect):
         """One object: these models write no more at a time."""
         return grammar.any_of([json_call(grammar, t, "parameters") for t in tools])
 
+    def offer(self, grammar: CallGrammar, tools: Sequence[Tool]) -> str:
+        """A call, or an answer that does not begin as one."""
+        text = grammar.terminal(r"/[ \t\r\n]*[^ \t\r\n{\[][\s\S]*/")
+        return f"{text} | {self.write(grammar, tools, False)}"
+
 
 def _json_call(grammar: CallGrammar, tool: Tool) -> str:
     return json_call(grammar, tool, "arguments")

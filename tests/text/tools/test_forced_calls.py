@@ -13,7 +13,7 @@ from support.bytes_vocabulary import END, VOCABULARY, follows
 from kinetic.errors import UsageError
 from kinetic.text.events import Text, ToolArguments, ToolCallStart
 from kinetic.text.output import ChatFormat, OutputParser
-from kinetic.text.tools import Tool, dialect_of, forced_calls
+from kinetic.text.tools import Tool, dialect_of, forced_calls, offered_calls
 
 pytest.importorskip("llguidance")
 
@@ -218,3 +218,26 @@ def test_values_of_a_union_read_as_their_type() -> None:
         assert follows(held("qwen-xml", (tool,)), written)
         assert read("qwen-xml", written, (tool,)) == [("f", {"n": value})]
     assert not follows(held("qwen-xml", (tool,)), text.format("x"))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_calls_on_offer_are_held_and_text_is_free(shape: str) -> None:
+    def offered():
+        return offered_calls(VOCABULARY, dialect_of(SHAPES[shape]), TOOLS)
+
+    right, wrong = WRITTEN[shape]
+    lead = "<|channel|>final<|message|>" if shape == "harmony" else ""
+    assert follows(offered(), right)
+    assert follows(offered(), lead + "Just words: 3 < 5 [1] {2}\n")
+    if shape not in ("llama3", "harmony"):
+        assert follows(offered(), "Let me look. " + right + "\nDone?" + right)
+    if shape not in ("mistral", "granite3", "harmony"):
+        # What is wrong as a call is wrong here too, once its marker has been written.
+        assert not follows(offered(), wrong + " ")
+
+
+def test_a_tag_without_its_frame_is_no_way_out() -> None:
+    constraint = offered_calls(VOCABULARY, dialect_of(XML), TOOLS)
+    assert not follows(constraint.clone(), "x <function=shell>")
+    assert not follows(constraint.clone(), "x <function=a> <tool_call>")
+    assert follows(constraint.clone(), "x <function and <tool_cal")
