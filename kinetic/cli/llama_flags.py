@@ -89,7 +89,6 @@ LATER = {
     **dict.fromkeys(("--rope-scaling", "--rope-scale", "--rope-freq-scale"), _ROPE),
     **dict.fromkeys(("--rope-freq-base", "--yarn-orig-ctx"), _ROPE),
     **dict.fromkeys(_CACHE_TYPE, "the caches of keys and values hold f16"),
-    **dict.fromkeys(("--receipt", "--sign-key"), "receipts come in a later version"),
 }
 
 

@@ -17,6 +17,7 @@ from kinetic.cli.options import (
     take_model,
 )
 from kinetic.cli.parser import CommandParser, name, real, whole
+from kinetic.cli.receipts import add_sign_key, sign_key
 from kinetic.cli.terminal import LoadBar, use_utf8
 from kinetic.errors import UsageError
 
@@ -137,6 +138,7 @@ def build_parser() -> CommandParser:
         help="a Jinja chat template to use instead of the model's own",
     )
     option(group, "--no-webui", help="no chat page at /")
+    add_sign_key(parser, group)
     add_sampling(parser)
     add_runtime(parser)
     return parser
@@ -210,6 +212,7 @@ def _server_options(options: argparse.Namespace) -> ServerOptions:
         drain=options.drain,
         max_body=options.max_body << 20,
         think={"on": True, "off": False}.get(options.reasoning),
+        sign_key=sign_key(options),
     )
 
 

@@ -15,10 +15,16 @@ if TYPE_CHECKING:
     from kinetic.runtime.sampling.constraint import Constraint
 
 
+_CALLS = {"tools", "tool_choice", "parallel", "template"}
+
+
 @dataclass(frozen=True)
 class Held:
     """A grammar, the JSON text of a schema, or that of forced calls (`tools`, `tool_choice`,
-    `parallel`); with a style, after the thinking, which the prompt has begun if `is_open`."""
+    `parallel`, `template`).
+
+    With a style it is after the thinking, which the prompt has begun if `is_open`.
+    """
 
     kind: str
     text: str
@@ -68,7 +74,7 @@ class Held:
             elif self.kind == "json_schema":
                 inner = json_schema(vocabulary, json.loads(self.text))
             else:
-                inner = _calls(model, vocabulary, json.loads(self.text))
+                inner = _calls(vocabulary, json.loads(self.text))
         except (UsageError, ValueError, RecursionError) as error:
             raise ModelFileError(
                 f"the receipt's field sampling.constraint cannot be made again: {error}"
@@ -78,15 +84,14 @@ class Held:
         return AfterReasoning(inner, vocabulary, self.style, self.is_open)
 
 
-def _calls(model, vocabulary, asked):  # type: ignore[no-untyped-def]
+def _calls(vocabulary, asked):  # type: ignore[no-untyped-def]
     from kinetic.text.output import ChatFormat
     from kinetic.text.tools import choose, forced_calls, tools_of
 
-    if not isinstance(asked, dict) or set(asked) != {"tools", "tool_choice", "parallel"}:
+    if not isinstance(asked, dict) or set(asked) != _CALLS:
         raise UsageError("it holds no tools and choice")
-    if not isinstance(asked["tools"], list):
-        raise UsageError("its tools are no list")
+    if not isinstance(asked["tools"], list) or not isinstance(asked["template"], str):
+        raise UsageError("its tools are no list or its template is no text")
     chosen = choose(tools_of(asked["tools"]), asked["tool_choice"])
-    template = model.chat_template.source if model.chat_template is not None else ""
-    dialect = ChatFormat.of(template).dialect
+    dialect = ChatFormat.of(asked["template"]).dialect
     return forced_calls(vocabulary, dialect, chosen.tools, parallel=bool(asked["parallel"]))

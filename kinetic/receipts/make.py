@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from kinetic._version import __version__
-from kinetic.errors import UsageError
+from kinetic.errors import ModelFileError, UsageError
 from kinetic.generation import Event, FinishEvent, TextEvent
 from kinetic.ir.gguf_parts import part_name
 from kinetic.receipts.build import build_id
@@ -71,9 +71,11 @@ def make_receipt(
     given: Json,
     held: Held | None = None,
     key: SigningKey | None = None,
+    paths: bool = True,
     progress: Progress | None = None,
 ) -> Record:
     """The receipt of an answer; `given` are the messages or the text as they were sent.
+    Without `paths` it tells no folders of this computer.
 
     *Raises*: UsageError for an answer that can have none, ModelFileError where the model's file
     cannot be hashed any more.
@@ -84,13 +86,18 @@ def make_receipt(
         raise UsageError("an answer that was stopped before its first token has no receipt")
     if depth(json.dumps(given)) > MAX_DEPTH // 2:
         raise UsageError("messages nested that deep cannot have a receipt")
+
+    def record_of(path: Path, progress: Progress | None) -> Record:
+        found = file_record(path, progress)
+        return found if paths else {**found, "path": found["file"]}
+
     program = model.engine.device.program
     record: Record = {
         "receipt": VERSION,
         "kinetic": {"version": __version__, "build": build_id()},
         "arithmetic": ARITHMETIC,
         "graph": program.ir_hash,
-        "model": file_record(Path(model.file.path), progress),
+        "model": record_of(Path(model.file.path), progress),
         "device": {
             "class": model.device_class,
             "name": model.device_name,
@@ -98,7 +105,7 @@ def make_receipt(
                 "ctx-size": model.n_ctx,
                 "kv-type": program.kv_type,
                 "lora": [
-                    {**file_record(Path(path), None), "scale": float(scale)}
+                    {**record_of(Path(path), None), "scale": float(scale)}
                     for path, scale in model.adapters
                 ],
             },
@@ -127,10 +134,14 @@ def model_files(path: Path) -> list[Path]:
 def file_record(path: Path, progress: Progress | None = None) -> Record:
     """Name, size and hash of a model's or an adapter's file, the parts of a split one together."""
     paths = model_files(path)
+    try:
+        size = sum(p.stat().st_size for p in paths)
+    except OSError as error:
+        raise ModelFileError(f"cannot read {path}: {error.strerror}") from None
     return {
         "file": _printable(path.name),
         "path": _printable(str(path)),
-        "size": sum(p.stat().st_size for p in paths),
+        "size": size,
         "blake3": model_hash(paths, progress),
     }
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kinetic.generation import GenerationRequest
+from kinetic.receipts.held import Held
 from kinetic.runtime.sampling import SamplingParams
 from kinetic.runtime.sampling.constraint import Constraint
 from kinetic.text.events import OutputEvent, Text
@@ -60,6 +61,10 @@ class Ask:
     new_constraint: Callable[[], Constraint] | None = None
     shown: frozenset[int] = frozenset()
     """Control tokens that the parser must see."""
+    receipt: bool = False
+    """Whether the answer gets a receipt, which records these two:"""
+    given: object = None
+    held: Held | None = None
 
     def generation(self, choice: int) -> GenerationRequest:
         """One of the answers, as the engine is asked for it."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from kinetic import generation
 from kinetic.errors import KineticError
+from kinetic.receipts.make import Heard
 from kinetic.runtime.request import Counts, Token
 from kinetic.server.errors import from_kinetic
 from kinetic.text.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCallStart
@@ -128,12 +129,14 @@ class _Choice:
         self._tokens: list[Token] = []
         self._called = False
         self.complete = False
+        self.heard = Heard()
 
     def take(self, event: generation.Event) -> list[Event]:
         """The neutral events of one of the engine's.
 
         Raises: ApiError where the engine failed.
         """
+        self.heard.take(event)
         if isinstance(event, generation.PromptEvent):
             return [Progress(self.index, event.done, event.total)]
         if isinstance(event, generation.TextEvent):
@@ -270,6 +273,10 @@ class Answers:
                 yield made
             if one.complete and choice < len(self._generations):
                 self._generations[choice].cancel()
+
+    def heard(self, choice: int) -> Heard:
+        """All tokens and text of a choice so far, unparsed."""
+        return self._choices[choice].heard
 
     async def whole(self) -> list[Whole]:
         """All choices, gathered.

@@ -29,6 +29,7 @@ from kinetic.server.fields import (
     stops,
 )
 from kinetic.server.prompts import Conversation, Prompt, chat_prompt, think_of
+from kinetic.server.receipts import add_receipts, receipt_of
 from kinetic.server.reply import DONE, KEEP_ALIVE, Stream, json_response, sse, whole
 from kinetic.server.service import Service
 from kinetic.server.shaping import Shape, choose_tools, response_format_shape, shaped
@@ -54,6 +55,7 @@ class GenerationFields(OpenAISampling, kw_only=True):
     stream_options: StreamOptions | None = None
     response_format: Json | None = None
     grammar: str | None = None
+    receipt: bool | None = None
     user: str | None = None
 
 
@@ -134,7 +136,9 @@ async def chat_completions(request: Request) -> Response:
     if body.stream:
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         return Stream(answers, _stream(answers, reply, usage), failed)
-    return json_response(reply.whole(await whole(request, answers), ask))
+    out = reply.whole(await whole(request, answers), ask)
+    await add_receipts(answers, out, out["choices"])
+    return json_response(out)
 
 
 def _chat_ask(service: Service, body: ChatFields, salt: str) -> Ask:
@@ -155,6 +159,8 @@ def _chat_ask(service: Service, body: ChatFields, salt: str) -> Ask:
         logprobs=logprobs,
         salt=salt,
         ignore_eos=bool(body.ignore_eos),
+        receipt=bool(body.receipt),
+        given=body.messages,
         **shaped(service, shape, prompt),
     )
 
@@ -178,6 +184,8 @@ def chat_shape(service: Service, body: ChatFields) -> tuple[Prompt, Shape]:
         parallel_calls=body.parallel_tool_calls,
         reasoning=body.reasoning_format != "none",
         grammar=body.grammar,
+        tools=body.tools,
+        tool_choice=body.tool_choice,
         **response_format_shape(body.response_format),
     )
     return chat_prompt(service, talk), shape
@@ -234,14 +242,19 @@ async def completions(request: Request) -> Response:
         return Stream(answers, _stream(answers, reply, usage), failed)
     choices: list[Json] = []
     counts: list[list[Counts]] = []
+    receipts: Json = {}
     for ask in asks:
         if ask.max_tokens == 0:
             found = [Whole(finish=Finish(0, "length", Counts(len(ask.prompt_ids)), 0))]
         else:
-            found = await whole(request, await Answers.start(service, ask))
-        choices += [reply.choice(len(choices) + i, c, ask) for i, c in enumerate(found)]
+            answers = await Answers.start(service, ask)
+            found = await whole(request, answers)
+        told = [reply.choice(len(choices) + i, c, ask) for i, c in enumerate(found)]
+        if ask.receipt:
+            await add_receipts(answers, receipts, told)
+        choices += told
         counts.append([c.counts for c in found])
-    return json_response(reply.all(choices, counts))
+    return json_response({**reply.all(choices, counts), **receipts})
 
 
 def _completion_asks(service: Service, body: CompletionFields, salt: str) -> list[Ask]:
@@ -260,6 +273,8 @@ def _completion_asks(service: Service, body: CompletionFields, salt: str) -> lis
             "echo",
             code="not_supported",
         )
+    if body.receipt and (body.max_tokens == 0 or len(prompts) > 1):
+        raise ApiError(400, "a receipt is of one prompt that is answered", "receipt")
     shape = Shape(grammar=body.grammar, **response_format_shape(body.response_format))
     ask = Ask(
         prompt_ids=(),
@@ -270,6 +285,8 @@ def _completion_asks(service: Service, body: CompletionFields, salt: str) -> lis
         logprobs=logprobs,
         salt=salt,
         ignore_eos=bool(body.ignore_eos),
+        receipt=bool(body.receipt),
+        given=body.prompt,
         **shaped(service, shape, None),
     )
     return [replace(ask, prompt_ids=ids) for ids in prompts]
@@ -496,7 +513,11 @@ async def _stream(answers: Answers, reply: _Reply, with_usage: bool) -> AsyncIte
             counts.append(event.counts)
             done = len(counts) == ask.n
             more: Json = {"timings": timings(event.counts)} if done else {}
-            yield reply.chunk([reply.last(event, ask)], **more)
+            last = reply.last(event, ask)
+            if ask.receipt:
+                target = more if ask.n == 1 else last
+                target["receipt"] = await receipt_of(answers, event.choice)
+            yield reply.chunk([last], **more)
         elif isinstance(event, Quiet):
             yield KEEP_ALIVE
     if with_usage:

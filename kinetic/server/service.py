@@ -17,6 +17,8 @@ from kinetic.text.grammar import GrammarVocabulary
 from kinetic.text.output import ChatFormat
 
 if TYPE_CHECKING:
+    from nacl.signing import SigningKey
+
     from kinetic.api import Model
     from kinetic.server.events import Answers
 
@@ -43,6 +45,8 @@ class ServerOptions:
     max_connections: int = 64
     think: bool | None = None
     """Whether a request that says nothing about it thinks; None leaves it to the template."""
+    sign_key: SigningKey | None = None
+    """What receipts are signed with."""
 
 
 class Service:

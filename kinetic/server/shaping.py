@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kinetic.errors import KineticError
+from kinetic.receipts.held import Held
 from kinetic.server.errors import ApiError, from_kinetic
 from kinetic.server.prompts import Prompt
+from kinetic.server.receipts import calls_text
 from kinetic.server.service import Service
 from kinetic.text.grammar import AfterReasoning, GrammarConstraint, gbnf, json_schema, json_value
 from kinetic.text.output import OutputParser
@@ -28,6 +31,9 @@ class Shape:
     schema: Mapping[str, Any] | bool | None = None
     json_object: bool = False
     grammar: str | None = None
+    tools: object = None
+    """The request's tools and choice as they were sent, for its receipt."""
+    tool_choice: object = None
 
     @property
     def several_calls(self) -> bool:
@@ -96,6 +102,10 @@ def shaped(service: Service, shape: Shape, prompt: Prompt | None) -> dict[str, A
                 inner, service.vocabulary, format.reasoning, is_open=thinking
             )
         out["new_constraint"] = constraint.clone
+        held = _held(service, shape)
+        if isinstance(constraint, AfterReasoning):
+            held = replace(held, style=format.reasoning, is_open=thinking)
+        out["held"] = held
     if not shape.chat:
         return out
 
@@ -113,6 +123,22 @@ def shaped(service: Service, shape: Shape, prompt: Prompt | None) -> dict[str, A
         "new_parser": new_parser,
         "shown": format.shown(service.model.tokenizer),
     }
+
+
+def _held(service: Service, shape: Shape) -> Held:
+    """What the answer is held to, as a receipt records it."""
+    if shape.json_object:
+        return Held("json_schema", "true")
+    if shape.schema is not None:
+        return Held("json_schema", json.dumps(shape.schema))
+    if shape.grammar:
+        return Held("grammar", shape.grammar)
+    template = service.model.chat_template
+    source = "" if template is None else template.source
+    calls = calls_text(
+        shape.tools, shape.tool_choice, parallel=shape.several_calls, template=source
+    )
+    return Held("calls", calls)
 
 
 def _constraint(service: Service, shape: Shape) -> GrammarConstraint | None:

@@ -106,7 +106,7 @@ def test_commands_answer_on_stderr(kinetic, path):
     ("text", "told"),
     [
         ("/image x.png\n", "images are not supported yet"),
-        ("/receipt\n", "receipts are not in this version yet"),
+        ("/receipt\n", "there is no answer yet"),
         ("/cleer\n", "did you mean /clear?"),
         ("/temp warm\n", "/temp takes a number"),
         ("/think\n", "knows no reasoning"),

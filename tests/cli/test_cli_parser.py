@@ -250,7 +250,7 @@ NOT_HERE = (
     *("--image", "--control-vector", "--control-vector-scaled", "--grammar", "--grammar-file"),
     *("-j", "--json-schema", "--api-key-file", "--ssl-key-file", "--ssl-cert-file"),
     *("-np", "-ctk", "-ctv", "-a", "--host", "--port", "--mmproj"),
-    *("--rope-scaling", "--receipt"),
+    "--rope-scaling",
 )
 
 

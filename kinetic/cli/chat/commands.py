@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import NamedTuple
 
 from kinetic.cli.chat.session import Session
@@ -111,7 +112,14 @@ def _image(session: Session, rest: str) -> str:
 
 
 def _receipt(session: Session, rest: str) -> str:
-    raise UsageError("receipts are not in this version yet")
+    from kinetic.receipts.files import receipt_text, write_receipt
+
+    record = session.receipt()
+    if not rest:
+        return receipt_text(record).rstrip("\n")
+    path = Path(rest).expanduser()
+    write_receipt(path, record)
+    return f"The receipt of the last answer is in {path}."
 
 
 def _help(session: Session, rest: str) -> str:
@@ -134,7 +142,7 @@ TABLE = (
     Command("/seed N", "makes answers repeatable; alone, a fresh seed each time", _seed),
     Command("/sampling", "shows the sampling settings", _sampling),
     Command("/image PATH", "images are not supported yet", _image),
-    Command("/receipt [FILE]", "receipts are not supported yet", _receipt),
+    Command("/receipt [FILE]", "writes the receipt of the last answer, or prints it", _receipt),
     Command("/help", "lists the commands", _help),
     Command("/exit, /quit", "leaves, as Ctrl-D does", _leave),
 )

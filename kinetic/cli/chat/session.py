@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from kinetic.api import Model, SamplingParams
 from kinetic.cli.asking import load_model, template_variables, thinks, token_limit
@@ -12,6 +13,9 @@ from kinetic.cli.chat.conversation import Conversation
 from kinetic.cli.options import sampling_overrides
 from kinetic.errors import UsageError
 from kinetic.generation import FinishEvent, GenerationRequest, TextEvent
+from kinetic.receipts.canonical import Json
+from kinetic.receipts.make import Heard, make_receipt
+from kinetic.receipts.seal import Record
 from kinetic.text.events import OutputEvent, Text
 from kinetic.text.output import OutputParser
 
@@ -32,6 +36,8 @@ class Session:
         self.model, self.name, self.conversation = model, name, conversation
         self.params, self.limit, self.run_ahead = params, limit, run_ahead
         self._shown = conversation.format.shown(model.tokenizer)
+        self._last: tuple[GenerationRequest, Heard, Json] | None = None
+        """What the receipt of the last answer is made of."""
 
     def answer(self, message: str, show: Callable[[OutputEvent], None]) -> FinishEvent | None:
         """Answer a message, piece by piece, and remember both; None when Ctrl-C stopped it.
@@ -44,6 +50,8 @@ class Session:
         parser = OutputParser(self.conversation.format, is_open=prompt.thinking)
         request = GenerationRequest(prompt.ids, self.params, self.limit, shown=self._shown)
         said: list[str] = []
+        heard = Heard()
+        self._last = (request, heard, cast("Json", self.conversation.messages(message)))
 
         def take(events: list[OutputEvent]) -> None:
             for event in events:
@@ -55,6 +63,7 @@ class Session:
         events = self.model.start(request).events()
         try:
             for event in events:
+                heard.take(event)
                 if isinstance(event, TextEvent):
                     take(parser.push(event.text))
                 elif isinstance(event, FinishEvent):
@@ -69,6 +78,19 @@ class Session:
         if said or finish is not None:
             self.conversation.add(message, "".join(said))
         return finish
+
+    def receipt(self) -> Record:
+        """The receipt of the last answer.
+
+        *Raises*: UsageError where there is none, or it was stopped.
+        """
+        if self._last is None:
+            raise UsageError("there is no answer yet, so no receipt; ask something first")
+        request, heard, given = self._last
+        answer = heard.answer()
+        if answer is None:
+            raise UsageError("the last answer was stopped, so it has no receipt")
+        return make_receipt(self.model, request, answer, given=given)
 
     def close(self) -> None:
         """Give the model back."""
