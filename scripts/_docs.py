@@ -66,11 +66,19 @@ def llama_flags_page() -> str:
     return llama_flags_doc.page()
 
 
+def messages_page() -> str:
+    """Every message there is."""
+    import messages
+
+    return messages.page()
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli_page,
     "ops.md": ops_page,
     "formats.md": formats_page,
     "llama-flags.md": llama_flags_page,
+    "messages.md": messages_page,
 }
 
 
