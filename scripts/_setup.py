@@ -97,10 +97,25 @@ def ensure_software_vulkan() -> None:
     """
     if any(Path("/usr/share/vulkan/icd.d").glob("lvp_icd*.json")):
         return
+    packages = ("mesa-vulkan-drivers", "libvulkan1")
+    _apt_install("the software Vulkan driver", packages, "tests that need Vulkan")
+
+
+def ensure_chromium() -> None:
+    """Install Chromium and its driver where that can be done without asking anybody.
+
+    As `ensure_software_vulkan`: the tests of the page are skipped where they are absent.
+    """
+    if shutil.which("chromium") and shutil.which("chromedriver"):
+        return
+    _apt_install("Chromium", ("chromium", "chromium-driver"), "the tests of the server's page")
+
+
+def _apt_install(what: str, packages: tuple[str, ...], else_skipped: str) -> None:
     is_root = hasattr(os, "geteuid") and os.geteuid() == 0
     if not is_root or not shutil.which("apt-get"):
         return
-    say("installing the software Vulkan driver (mesa-vulkan-drivers) for the tests")
+    say(f"installing {what} ({' '.join(packages)}) for the tests")
 
     def apt(*command: str) -> int:
         env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
@@ -108,9 +123,8 @@ def ensure_software_vulkan() -> None:
         return subprocess.call(("apt-get", "-qq", *command), env=env, stdin=nothing, stdout=nothing)
 
     apt("update")  # may fail without a network, where the install below may still succeed
-    packages = ("mesa-vulkan-drivers", "libvulkan1")
     if apt("install", "-y", "--no-install-recommends", *packages) != 0:
-        say("apt-get could not install it: tests that need Vulkan will be skipped")
+        say(f"apt-get could not install it: {else_skipped} will be skipped")
 
 
 def _is_set_up(extras: tuple[str, ...]) -> bool:

@@ -6,15 +6,15 @@
     python3 scripts/test.py tests/cli -x      # anything pytest takes
 
 Makes .venv if it is not there and installs the extras the tests use. On a build machine (root,
-apt-get) without a Vulkan driver it installs the software one; elsewhere the tests that need it
-are skipped and say why.
+apt-get) without a Vulkan driver it installs the software one, and Chromium for the slow tests;
+elsewhere the tests that need them are skipped and say why.
 """
 
 from __future__ import annotations
 
 import sys
 
-from _setup import ensure_software_vulkan, ensure_venv, run
+from _setup import ensure_chromium, ensure_software_vulkan, ensure_venv, run
 
 
 def main() -> int:
@@ -23,6 +23,8 @@ def main() -> int:
     clients = ["clients"] if "slow" in arguments else []
     python = ensure_venv("test", "vulkan", "server", *clients)
     ensure_software_vulkan()
+    if clients:
+        ensure_chromium()
     if not any(word == "-m" or word.startswith("-m=") for word in arguments):
         arguments = ["-m", "not slow", *arguments]
     return run(python, "-m", "pytest", *arguments)
