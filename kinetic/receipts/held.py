@@ -86,7 +86,7 @@ class Held:
 
 def _calls(vocabulary, asked):  # type: ignore[no-untyped-def]
     from kinetic.text.output import ChatFormat
-    from kinetic.text.tools import choose, forced_calls, tools_of
+    from kinetic.text.tools import choose, forced_calls, offered_calls, tools_of
 
     if not isinstance(asked, dict) or set(asked) != _CALLS:
         raise UsageError("it holds no tools and choice")
@@ -94,4 +94,6 @@ def _calls(vocabulary, asked):  # type: ignore[no-untyped-def]
         raise UsageError("its tools are no list or its template is no text")
     chosen = choose(tools_of(asked["tools"]), asked["tool_choice"])
     dialect = ChatFormat.of(asked["template"]).dialect
+    if not chosen.forced:
+        return offered_calls(vocabulary, dialect, chosen.tools)
     return forced_calls(vocabulary, dialect, chosen.tools, parallel=bool(asked["parallel"]))

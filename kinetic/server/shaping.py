@@ -15,7 +15,7 @@ from kinetic.server.receipts import calls_text
 from kinetic.server.service import Service
 from kinetic.text.grammar import AfterReasoning, GrammarConstraint, gbnf, json_schema, json_value
 from kinetic.text.output import OutputParser
-from kinetic.text.tools import ToolChoice, choose, forced_calls, tools_of
+from kinetic.text.tools import ToolChoice, choose, forced_calls, offered_calls, tools_of
 
 _NO_TOOLS = ToolChoice(())
 
@@ -149,7 +149,8 @@ def _constraint(service: Service, shape: Shape) -> GrammarConstraint | None:
         "a forced tool call": shape.choice.forced,
     }
     named = [name for name, given in wanted.items() if given]
-    if not named:
+    strict = any(tool.strict for tool in shape.choice.tools)
+    if not named and not strict:
         return None
     if len(named) > 1:
         raise ApiError(400, f"use one of {' and '.join(named)}, not both", "response_format")
@@ -160,11 +161,9 @@ def _constraint(service: Service, shape: Shape) -> GrammarConstraint | None:
             return json_schema(service.vocabulary, shape.schema)
         if shape.grammar:
             return gbnf(service.vocabulary, shape.grammar)
-        return forced_calls(
-            service.vocabulary,
-            service.chat_format.dialect,
-            shape.choice.tools,
-            parallel=shape.several_calls,
-        )
+        dialect, tools = service.chat_format.dialect, shape.choice.tools
+        if not shape.choice.forced:
+            return offered_calls(service.vocabulary, dialect, tools)
+        return forced_calls(service.vocabulary, dialect, tools, parallel=shape.several_calls)
     except KineticError as error:
         raise from_kinetic(error) from None

@@ -76,3 +76,15 @@ def test_a_strict_tool_that_cannot_be_held_is_refused(client):
     tool = function("f", parameters=never, strict=True)
     reply = client.chat(tools=[tool], tool_choice="required", max_tokens=4)
     assert reply.status == 400 and b"not" in reply.body
+
+
+def test_a_strict_tool_on_offer_is_held_where_it_is_called(client):
+    tools = [function("first", strict=True)]
+    for seed in range(3):
+        asked = {"tools": tools, "temperature": 1.5, "seed": seed, "max_tokens": 60}
+        answer = client.chat(**asked).json["choices"][0]
+        for call in answer["message"].get("tool_calls") or ():
+            assert fits(json.loads(call["function"]["arguments"]))
+    never = {"type": "object", "properties": {"x": {"not": {"type": "string"}}}}
+    reply = client.chat(tools=[function("f", parameters=never, strict=True)], max_tokens=4)
+    assert reply.status == 400 and b"not" in reply.body

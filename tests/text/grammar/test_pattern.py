@@ -66,6 +66,7 @@ def test_refused(pattern: str) -> None:
         json_schema(VOCABULARY, {"type": "string", "pattern": pattern})
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.sampled_from([*"ab\"/~ ", r"\\", r"\n", r"\x00", r"\x1f", "0-9", r"\x00-\x1f",
