@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from kinetic.errors import InternalError, ModelFileError, UnsupportedError
 from kinetic.ir.ggml_types import GGML_TYPES, REMOVED_TYPES
 from kinetic.ir.gguf_strings import ChainBroken, StringArray, scan_strings
+from kinetic.ir.ktc import MAGIC, Manifest, check_tensors, read_head
 
 Value = bool | int | float | str | NDArray[np.generic] | StringArray | list
 T = TypeVar("T")
@@ -128,8 +129,15 @@ class GGUFFile:
         self._made: dict[str, NDArray[np.uint8]] = {}
         self._also = ""
         self._map, self._buf, self.mtime_ns = _open_file(self.path, in_memory)
-        self.size = len(self._buf)
+        self.manifest: Manifest | None = None
+        """Of a .ktc file, whose model is a GGUF file with hashes before it."""
+        self._start = 0
         try:
+            if self._buf[:4].tobytes() == MAGIC:
+                self.manifest = read_head(self._buf.data, display_path(self.path))
+                self._start = self.manifest.start
+                self._buf = self._buf[self._start :]
+            self.size = len(self._buf)
             parser = _Parser(self.path, self._map, self._buf)
             self.version: int = parser.version
             self.metadata: Mapping[str, Value] = MappingProxyType(parser.metadata)
@@ -137,6 +145,10 @@ class GGUFFile:
             self.alignment: int = parser.alignment
             self.data_offset: int = parser.data_offset
             self.tensors: dict[str, TensorInfo] = parser.tensors
+            if self.manifest is not None:
+                check_tensors(
+                    self.manifest, self.tensors, self.data_offset, display_path(self.path)
+                )
             self.split_count: int = self.get_int("split.count", 1)
             if self.split_count > 1 and not allow_split:
                 part = self.get_int("split.no", 0) + 1
@@ -234,6 +246,10 @@ class GGUFFile:
             return self._made[name]
         return self._buf[info.offset : info.offset + info.nbytes]
 
+    def raw(self, offset: int, nbytes: int) -> memoryview:
+        """Bytes of the model as the file has them, to be hashed or copied."""
+        return self._buf[offset : offset + nbytes].data
+
     def replace(self, name: str, make: Callable[[], NDArray[np.float32]]) -> None:
         """Give a tensor other values, of its shape and as F32, made when they are first read."""
         info = self.tensors[name]
@@ -285,8 +301,9 @@ class GGUFFile:
             return
         page = mmap.PAGESIZE
         # Only whole pages: the first and last may hold a neighbour that is in use.
-        first = -(-(info.offset + start) // page) * page
-        last = (info.offset + (info.nbytes if stop is None else stop)) // page * page
+        base = self._start + info.offset
+        first = -(-(base + start) // page) * page
+        last = (base + (info.nbytes if stop is None else stop)) // page * page
         if last > first:
             self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 

@@ -213,6 +213,9 @@ class Model:
             threads = usable
         _debug(1, f"device {target.device_class} ({target.cpu}, {target.dot}), {threads} threads")
         file = open_model(path, in_memory=not mmap)
+        if file.manifest is not None and ctx_size is None:
+            wanted = file.manifest.profile["ctx-size"]
+            ctx_size = None if wanted is None else int(wanted)
         if lora:
             merge(file, lora)
         graph = families.build(file, ctx_size)

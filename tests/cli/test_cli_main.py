@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import kinetic as package
-from kinetic.cli import COMMANDS, NOT_YET, main
+from kinetic.cli import COMMANDS, main
 
 HEAVY = ("numpy", "llvmlite", "jinja2", "lark", "rich", "psutil", "blake3")
 
@@ -94,13 +94,6 @@ def test_a_wrong_line_is_one_sentence(kinetic, line, code, says):
     assert done.stderr.startswith("kinetic: ")
     assert done.stderr.count("\n") == 1
     assert says in done.stderr
-
-
-@pytest.mark.parametrize("command", NOT_YET)
-def test_commands_of_later_versions_are_named(kinetic, command):
-    done = kinetic(command)
-    assert done.returncode == 2
-    assert "not in this version yet" in done.stderr
 
 
 def test_a_missing_file_names_those_near_it(kinetic, tmp_path):
