@@ -46,6 +46,8 @@ from kinetic.lora import merge
 from kinetic.runtime.cpus import default_threads, usable_cpus
 from kinetic.runtime.devices.cpu import CpuDevice
 from kinetic.runtime.devices.weights import LoadOptions, Progress
+from kinetic.runtime.drafting import PredictionBlock
+from kinetic.runtime.drafting.block import BATCH
 from kinetic.runtime.engine import Engine
 from kinetic.runtime.memory import (
     Memory,
@@ -131,7 +133,7 @@ class Model:
         self._breakers: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
         self._embedder = None
         if graph.meta.pooling is not None:
-            self._embedder = Embedder(graph, engine, self.tokenizer, metadata)
+            self._embedder = Embedder(graph, engine, self.tokenizer, metadata, self.scheduler.call)
         self.adapters: tuple[tuple[str, float], ...] = ()
         """LoRA files merged into the weights, and their scales."""
         self.load_seconds = 0.0
@@ -230,12 +232,15 @@ class Model:
             object_cache=settings.cache_dir() / "kernels",
         )
         _debug_compiled(graph, target)
+        guesses = "rad1" not in off and graph.meta.pooling is None
+        draft = _draft_program(file, target, kv_type) if guesses else None
         n_ctx = context_that_fits(
             program,
             asked,
             explicit=ctx_size is not None,
             usable=usable_memory(),
             parallel=parallel,
+            draft=draft,
         )
         if n_ctx < asked:
             _notice(f"context {n_ctx} to fit the memory; -c to change")
@@ -250,7 +255,7 @@ class Model:
             )
             options = replace(options, cache=entry)
         # Pages that no request needs hold what earlier prompts left behind.
-        room = max(0, usable_memory() - memory_of(program, n_pages).total)
+        room = max(0, usable_memory() - memory_of(program, n_pages, draft=draft).total)
         warm = "warm-start" not in off and graph.meta.pooling is None and not lora
         prompt_bytes = min(MEMORY_LIMIT, room // 2) if warm else 0
         spare = min(_MOST_SPARE, prompt_bytes // max(1, page_bytes(program)))
@@ -270,7 +275,20 @@ class Model:
             store = None if cache_dir is None else PromptStore(Path(cache_dir))
             identity = "" if store is None else _prompt_identity(file, program)
             cache = PromptCache(engine, prompt_bytes, store, identity)
-        scheduler = Scheduler(engine, parallel, queue_limit, off=off, cache=cache)
+        block = None
+        if draft is not None:
+            pages = Engine.pages_for(n_ctx, parallel)
+            beside = CpuDevice(
+                draft,
+                file,
+                threads=threads,
+                n_ctx=n_ctx,
+                n_pages=pages,
+                load=LoadOptions(mlock=mlock, notice=_notice),
+                beside=cpu,
+            )
+            block = PredictionBlock(beside, n_ctx, pages)
+        scheduler = Scheduler(engine, parallel, queue_limit, off=off, cache=cache, block=block)
         model = cls(file, graph, engine, threads, scheduler)
         model.adapters = tuple((os.fspath(adapter), scale) for adapter, scale in lora)
         model.load_seconds = time.perf_counter() - started
@@ -453,32 +471,40 @@ class Model:
     def memory(self) -> Memory:
         """What the model takes, caches when full; what prompts leave behind comes on top."""
         needed = Engine.pages_for(self.n_ctx, self.scheduler.parallel)
-        return memory_of(self.engine.device.program, needed)
+        return memory_of(self.engine.device.program, needed, draft=self.scheduler.draft)
 
     # -- measuring -------------------------------------------------------------------
     def bench_prefill(self, n_tokens: int) -> float:
         """Seconds that a prompt of so many tokens takes."""
         self._must_generate()
-        sequence = self.engine.new_sequence()
         tokens = [(i * 7919) % self.graph.meta.n_vocab for i in range(n_tokens)]
-        started = time.perf_counter()
-        self.engine.prefill(sequence, tokens)
-        seconds = time.perf_counter() - started
-        sequence.close()
-        return seconds
+
+        def measure() -> float:
+            sequence = self.engine.new_sequence()
+            try:
+                started = time.perf_counter()
+                self.engine.prefill(sequence, tokens)
+                return time.perf_counter() - started
+            finally:
+                sequence.close()
+
+        return self.scheduler.call(measure)
 
     def bench_decode(self, n_tokens: int) -> float:
         """Seconds that so many tokens take, one pass over the weights each."""
         self._must_generate()
-        sequence = self.engine.new_sequence()
-        token = self.tokenizer.bos_id or 0
-        started = time.perf_counter()
-        for _ in range(n_tokens):
-            logits = self.engine.decode(sequence, token)
-            token = int(logits.argmax())
-        seconds = time.perf_counter() - started
-        sequence.close()
-        return seconds
+
+        def measure() -> float:
+            sequence, token = self.engine.new_sequence(), self.tokenizer.bos_id or 0
+            try:
+                started = time.perf_counter()
+                for _ in range(n_tokens):
+                    token = int(self.engine.decode(sequence, token).argmax())
+                return time.perf_counter() - started
+            finally:
+                sequence.close()
+
+        return self.scheduler.call(measure)
 
     def close(self) -> None:
         """Give threads and the file back."""
@@ -497,6 +523,21 @@ def _context(graph: Graph, asked: int | None) -> int:
     if asked < 0:
         raise UsageError(f"a context of {asked} tokens makes no sense; give -c a positive number")
     return asked
+
+
+def _draft_program(file: GGUFFile, target: CpuTarget, kv_type: str) -> Program | None:
+    """The program of the file's own prediction block, None without one."""
+    graph = families.build_draft(file)
+    if graph is None:
+        return None
+    return compile_graph(
+        graph,
+        target,
+        kv_type=kv_type,
+        max_rows=BATCH,
+        max_outputs=1,
+        object_cache=settings.cache_dir() / "kernels",
+    )
 
 
 def _repack_key(file: GGUFFile, program: Program, target: CpuTarget) -> str:

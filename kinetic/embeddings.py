@@ -10,8 +10,9 @@ and in which batches they run, changes nothing.
 from __future__ import annotations
 
 import re
-import threading
+from collections.abc import Callable
 from collections.abc import Sequence as Items
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -62,14 +63,22 @@ def normalized(x: Vector) -> Vector:
 
 
 class Embedder:
-    """Runs texts on an engine; safe to call from several threads, which take turns."""
+    """Runs texts on an engine; safe to call from several threads, which take turns: `call`
+    runs a step where nobody else uses the engine (`Scheduler.call`)."""
 
-    def __init__(self, graph: Graph, engine: Engine, tokenizer: Tokenizer, metadata: Metadata):
+    def __init__(
+        self,
+        graph: Graph,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        metadata: Metadata,
+        call: Callable[[Callable[[], list[Vector]]], list[Vector]],
+    ):
         self._engine, self._tokenizer = engine, tokenizer
         self._n_vocab, self._labels = graph.meta.n_vocab, graph.meta.labels
         (self.output,) = graph.outputs
         self._template = metadata.get_str(_TEMPLATE_KEY, "")
-        self._lock = threading.Lock()
+        self._call = call
 
     # ---- embeddings ------------------------------------------------------------------------
 
@@ -161,18 +170,17 @@ class Embedder:
 
     def _run(self, texts: list[list[int]]) -> list[Vector]:
         """The model's output for each text; as many texts a step as fit."""
-        program, found = self._engine.device.program, []
-        with self._lock:
-            batch: list[list[int]] = []
-            for ids in texts:
-                if batch and not self._fits([*batch, ids]):
-                    found += self._step(batch)
-                    batch = []
-                if len(ids) > program.max_rows:
-                    found += self._long(ids)
-                else:
-                    batch.append(ids)
-            return found + (self._step(batch) if batch else [])
+        program, found = self._engine.device.program, list[Vector]()
+        batch: list[list[int]] = []
+        for ids in texts:
+            if batch and not self._fits([*batch, ids]):
+                found += self._call(partial(self._step, batch))
+                batch = []
+            if len(ids) > program.max_rows:
+                found += self._call(partial(self._long, ids))
+            else:
+                batch.append(ids)
+        return found + (self._call(partial(self._step, batch)) if batch else [])
 
     def _fits(self, texts: list[list[int]]) -> bool:
         program = self._engine.device.program
@@ -180,7 +188,7 @@ class Embedder:
         return (
             sum(map(len, texts)) <= program.max_rows
             and len(texts) <= program.max_outputs
-            and pages <= self._engine.pages.available
+            and pages <= self._engine.pages.total
         )
 
     def _step(self, texts: list[list[int]]) -> list[Vector]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence as Items
 
 from kinetic.errors import InternalError, KineticError
-from kinetic.runtime.drafting import Drafter, accept
+from kinetic.runtime.drafting import Drafter, FromBlock, accept
 from kinetic.runtime.engine import Logits
 from kinetic.runtime.logprobs import likeliest, logprobs
 from kinetic.runtime.request import Counts, Finish, Listener, Reason, Request, Token
@@ -31,6 +31,8 @@ class Answer:
         self.error: Exception | None = None
         self.sequence: Sequence
         self.drafter: Drafter | None = None
+        self.block: FromBlock | None = None
+        """The source among the drafter's that must be told what the model made of each row."""
         self.pages = 0
         """Pages set aside for it."""
         self.alone = False

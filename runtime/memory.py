@@ -36,11 +36,17 @@ def page_bytes(program: Program) -> int:
     return sum(2 * layout.page_bytes for layout in program.caches.values())
 
 
-def memory_of(program: Program, n_pages: int, n_slots: int = 1) -> Memory:
-    """What a program takes with so many cache pages and slots of recurrent state."""
-    weights = sum(w.nbytes for w in program.packed)
-    cache = n_pages * page_bytes(program) + n_slots * program.slot_bytes
-    return Memory(weights, cache, program.arena_bytes)
+def memory_of(
+    program: Program, n_pages: int, n_slots: int = 1, draft: Program | None = None
+) -> Memory:
+    """What a program takes with so many cache pages and slots of recurrent state, and with it
+    the prediction block `draft`, which has as many pages and shares the matrices of both."""
+    packed, pages, work = set(program.packed), page_bytes(program), program.arena_bytes
+    if draft is not None:
+        packed.update(draft.packed)
+        pages, work = pages + page_bytes(draft), work + draft.arena_bytes
+    cache = n_pages * pages + n_slots * program.slot_bytes
+    return Memory(sum(w.nbytes for w in packed), cache, work)
 
 
 def usable_memory(root: Path = Path("/sys/fs/cgroup")) -> int:
@@ -54,17 +60,23 @@ def usable_memory(root: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def context_that_fits(
-    program: Program, asked: int, *, explicit: bool, usable: int, parallel: int = 1
+    program: Program,
+    asked: int,
+    *,
+    explicit: bool,
+    usable: int,
+    parallel: int = 1,
+    draft: Program | None = None,
 ) -> int:
     """The context to run with: `asked`, or less if nobody asked and it would not fit, each of
-    `parallel` requests having one.
+    `parallel` requests having one, also in the prediction block `draft` if there is one.
 
     *Units*: contexts in positions, `usable` in bytes.
 
     *Raises* `ContextError` where even the smallest does not fit.
     """
-    fixed = memory_of(program, 0).total
-    page = parallel * page_bytes(program)
+    fixed = memory_of(program, 0, draft=draft).total
+    page = parallel * (page_bytes(program) + (0 if draft is None else page_bytes(draft)))
     n_ctx = asked
     while fixed + -(-n_ctx // PAGE) * page > usable:
         smaller = (n_ctx - 1) // _CTX_STEP * _CTX_STEP

@@ -21,15 +21,20 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from kinetic.errors import ContextError, QueueFull, UsageError
+from kinetic.ir.program import Program
 from kinetic.runtime.answer import Answer
 from kinetic.runtime.drafting import (
     Draft,
     Drafter,
     Earlier,
+    FromBlock,
     FromContext,
+    PredictionBlock,
+    Source,
     StepCost,
     draft_lengths,
 )
+from kinetic.runtime.drafting.block import Vectors
 from kinetic.runtime.engine import Engine, Logits, Work
 from kinetic.runtime.prompt_cache import PromptCache
 from kinetic.runtime.request import Listener, Request
@@ -61,7 +66,8 @@ class Scheduler:
 
     `off` names what is not to be used: `rad1` (guesses), `convoy` (steps that requests share).
     `cache` keeps what prompts left behind for those that begin alike; it is used on the
-    scheduler's thread alone, and closed with it.
+    scheduler's thread alone, and closed with it. `block` is the model's own prediction block,
+    with pages for as many whole contexts as requests run at once.
 
     *Raises* `UsageError` for more requests at once than a step can answer.
     """
@@ -74,6 +80,7 @@ class Scheduler:
         *,
         off: Collection[str] = (),
         cache: PromptCache | None = None,
+        block: PredictionBlock | None = None,
     ):
         most = engine.device.program.max_outputs
         if not 1 <= parallel <= most:
@@ -85,6 +92,7 @@ class Scheduler:
         self._active: list[Answer] = []
         self._closing = False
         self._cost, self._earlier, self._cache = StepCost(), Earlier(), cache
+        self._block = None if DRAFTING in off else block
         self._thread = threading.Thread(target=self._loop, name="kinetic-engine", daemon=True)
         self._thread.start()
 
@@ -145,6 +153,11 @@ class Scheduler:
             self._change.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+
+    @property
+    def draft(self) -> Program | None:
+        """The program of the prediction block, where one guesses."""
+        return None if self._block is None else self._block.device.program
 
     @property
     def running(self) -> int:
@@ -225,7 +238,7 @@ class Scheduler:
             try:
                 if self._cache is not None:
                     self._cache.restore(answer.sequence, answer.tokens, answer.request.salt)
-                answer.begin(self._drafter(answer.request))
+                answer.begin(self._drafter(answer))
             except Exception as error:
                 answer.fail(error)
 
@@ -275,11 +288,19 @@ class Scheduler:
         if all(work.want == len(work.tokens) for work in works):
             rows = sum(len(work.tokens) for work in works)
             self._cost.observe(rows, time.perf_counter() - started)
+        hidden: Vectors | None = None
+        if self._block is not None:
+            count = sum(len(work.tokens) for work in works)
+            hidden = self.engine.device.output("hidden", count)
         for turn in turns:
-            self._emit(turn, [next(outputs) for _ in turn.works])
+            self._emit(turn, [next(outputs) for _ in turn.works], hidden)
+            if hidden is not None:
+                hidden = hidden[sum(len(work.tokens) for work in turn.works) :]
 
-    def _emit(self, turn: _Turn, outputs: list[Logits]) -> None:
-        answer = turn.answer
+    def _emit(self, turn: _Turn, outputs: list[Logits], hidden: Vectors | None) -> None:
+        """Take one turn's outputs; `hidden` begins with what the model made of its rows."""
+        answer, first = turn.answer, turn.works[0]
+        start = len(first.sequence) - len(first.tokens)
         answer.alone = False
         run = len(answer.tokens)
         try:
@@ -295,6 +316,11 @@ class Scheduler:
                 _close_branches(turn, turn.works[best].sequence)
                 answer.sequence = turn.works[best].sequence
                 answer.sequence.settle(run + len(kept))
+            if answer.block is not None and hidden is not None and answer.reason is None:
+                # A model with a block has recurrent layers, so there is but one branch.
+                end = len(answer.sequence)
+                chosen = answer.tokens[-1] if answer.left == 1 else None
+                answer.block.follow(start, answer.tokens[start:end], hidden, chosen)
             self._keep(answer)
         except Exception as error:
             _close_branches(turn, answer.sequence)
@@ -308,6 +334,8 @@ class Scheduler:
             if self._cache is not None and answer.reason != "error":
                 self._cache.keep(answer.sequence, answer.request.salt)
             answer.sequence.close()
+            if answer.block is not None:
+                answer.block.close()
             if DRAFTING not in self.off:
                 # What was warm has been said before.
                 self._earlier.add(answer.request.salt, answer.tokens[answer.counts.cached_tokens :])
@@ -333,12 +361,26 @@ class Scheduler:
             self._cache.keep(sequence, answer.request.salt, states, whole_pages=True)
 
     # -- guesses -------------------------------------------------------------------------
-    def _drafter(self, request: Request) -> Drafter | None:
+    def _drafter(self, answer: Answer) -> Drafter | None:
+        request = answer.request
         if DRAFTING in self.off:
             return None
+        sources: list[Source] = [FromContext(request.prompt)]
         earlier = self._earlier.source(request.salt, request.prompt)
-        context = FromContext(request.prompt)
-        return Drafter([context] if earlier is None else [context, earlier])
+        if earlier is not None:
+            sources.append(earlier)
+        if self._block is not None:
+            answer.block = FromBlock(self._block, self._worth)
+            sources.append(answer.block)
+        return Drafter(sources)
+
+    def _worth(self) -> float:
+        """The chance from which on a guess by the block gains more than it takes: a pass of the
+        block and a row of the next step, in steps of one row."""
+        block = None if self._block is None else self._block.seconds
+        step = self._cost.seconds
+        price = 0.0 if block is None or step is None else block / step
+        return price + self._cost(2) - self._cost(1)
 
     def _drafts(self, decoding: list[Answer], rows: int) -> list[list[Draft]]:
         """Branches of guesses for each answer, with as many guesses as are worth their rows."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kinetic.errors import ContextError, InternalError
 from kinetic.ir import cpu_abi as abi
-from kinetic.ir.program import Arg, ArgKind, CacheLayout, Launch, Program, RopeTable
+from kinetic.ir.program import Arg, ArgKind, CacheLayout, Launch, PackedWeight, Program, RopeTable
 from kinetic.ir.quant import by_ggml_id
 from kinetic.ir.quant.decode import as_blocks, dequantize
 from kinetic.ir.rope_tables import RopeScaling, rope_table
@@ -86,6 +86,9 @@ class CpuDevice:
 
     `n_ctx` bounds a row's position; `n_pages` is the size of every cache, `n_slots` the
     number of recurrent states (memory that is never touched is never resident).
+
+    A device `beside` another one of the same file takes its threads and the matrices that both
+    have, and must be closed before it.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class CpuDevice:
         n_pages: int,
         n_slots: int = N_SLOTS,
         load: LoadOptions | None = None,
+        beside: CpuDevice | None = None,
     ):
         self.program, self._source = program, source
         self.whole_steps = True
@@ -110,7 +114,10 @@ class CpuDevice:
                 "that the model knows; lower -c"
             )
         self._functions = program.link()
-        self._pool = WorkerPool(self._functions, threads)
+        self._beside = beside
+        self._pool: WorkerPool = (
+            WorkerPool(self._functions, threads) if beside is None else beside._pool
+        )
         self._arena = Mapping(program.arena_bytes)
         self._step = aligned(abi.STEP_SIZE).view(np.int64)
         self._out_rows = np.zeros(max(1, program.max_outputs), np.int32)
@@ -122,9 +129,16 @@ class CpuDevice:
         self._ropes = [self._rope(t) for t in program.tables]
         launched = [arg for launch in program.launches for arg in launch.args]
         self._raw = sorted({str(a.value) for a in launched if a.kind is ArgKind.RAW})
+        known: dict[PackedWeight, int] = {} if beside is None else beside.packed
+        mine = [weight for weight in program.packed if weight not in known]
         self._weights = PackedWeights(
-            program.packed, source, self._functions, self._pool, load or LoadOptions(), self._raw
+            mine, source, self._functions, self._pool, load or LoadOptions(), self._raw
         )
+        self.packed: dict[PackedWeight, int] = known | {
+            weight: self._weights.address[weight.key] for weight in mine
+        }
+        """Where each repacked matrix lies."""
+        self._address = {weight.key: self.packed[weight] for weight in program.packed}
         self._caches = {name: self._cache(c) for name, c in program.caches.items()}
         self._states = Mapping(self.n_slots * program.slot_bytes)
         self._held: object = None
@@ -182,7 +196,7 @@ class CpuDevice:
             return self.program.slot_bytes
         if isinstance(value, str):
             if kind is ArgKind.PACKED:
-                return self._weights.address[value]
+                return self._address[value]
             if kind is ArgKind.VECTOR:
                 return int(self._vectors[value].ctypes.data)
             if kind is ArgKind.RAW:
@@ -337,4 +351,5 @@ class CpuDevice:
 
     def close(self) -> None:
         """Stop the threads."""
-        self._pool.close()
+        if self._beside is None:
+            self._pool.close()

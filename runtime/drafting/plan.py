@@ -45,6 +45,11 @@ class StepCost:
         scales = np.interp(range(len(_KNOTS)), seen, [self._shape[i] or 1.0 for i in seen])
         self._curve = np.maximum.accumulate(scales * _RATIOS).tolist()
 
+    @property
+    def seconds(self) -> float | None:
+        """What a step of one row takes just now; None before the first step."""
+        return None if self._level is None else self._level * self(1)
+
     def __call__(self, rows: int) -> float:
         """What a step of so many rows should cost."""
         return _between(self._curve, rows)

@@ -74,6 +74,17 @@ def test_two_answers_may_be_read_in_turns(model: Model) -> None:
     assert [[p.token_id for p in answer] for answer in zip(*turns, strict=True)] == alone
 
 
+def test_measuring_takes_turns_with_an_answer(model: Model) -> None:
+    prompt = model.encode_prompt("ab", raw=True)
+    alone = ids(model, prompt, max_tokens=20)
+    answer = model.generate(prompt, SamplingParams(temperature=0), 20)
+    heard = [next(answer).token_id]
+    for piece in answer:
+        assert model.bench_prefill(20) > 0 and model.bench_decode(2) > 0
+        heard.append(piece.token_id)
+    assert heard == alone
+
+
 def test_an_answer_that_is_dropped_gives_its_pages_back(model: Model) -> None:
     before = model.scheduler.free_pages
     for _ in range(5):

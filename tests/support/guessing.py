@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from support.answers import VOCAB
 
+from kinetic.runtime.answer import Answer
 from kinetic.runtime.drafting import Drafter
-from kinetic.runtime.request import Request
 from kinetic.runtime.scheduler import Scheduler
 
 
@@ -35,8 +35,8 @@ class Guessing(Scheduler):
     wrong, seed, sources, match = 0.2, 0, 2, 5
     answers: dict[tuple[int, ...], list[int]] = {}  # noqa: RUF012
 
-    def _drafter(self, asked: Request) -> Drafter | None:
-        rng, prompt = random.Random(self.seed), tuple(asked.prompt)
+    def _drafter(self, answer: Answer) -> Drafter | None:
+        rng, prompt = random.Random(self.seed), tuple(answer.request.prompt)
         told = [Told(self.answers[prompt], len(prompt), rng, self.wrong) for _ in range(2)]
         for source in told:
             source.match = self.match
