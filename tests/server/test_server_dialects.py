@@ -228,11 +228,16 @@ def test_completion_says_which_word_stopped_it(client):
 
 
 def test_tokens_there_and_back(client):
+    """TK-08, TK-10: text is taken as it is."""
     for text in ("hello there", "h\u00e9 \U0001f600", "<|end|>"):
         ids = client.post("/tokenize", {"content": text}).json["tokens"]
         assert client.post("/detokenize", {"tokens": ids}).json["content"] == text
     pieces = client.post("/tokenize", {"content": "the", "with_pieces": True}).json["tokens"]
     assert "".join(p["piece"] for p in pieces) == "the"
+    apart, newline = (
+        client.post("/tokenize", {"content": t}).json["tokens"] for t in ("a\\nb", "a\nb")
+    )
+    assert apart != newline
     whole = client.post("/tokenize", {"content": "<|end|>", "parse_special": True}).json["tokens"]
     apart = client.post("/tokenize", {"content": "<|end|>", "parse_special": False}).json["tokens"]
     assert len(whole) == 1 < len(apart)

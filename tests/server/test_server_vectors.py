@@ -32,6 +32,7 @@ def vectors(reply):
 
 
 def test_embeddings(embedder):
+    """EM-01, EM-05, EM-06."""
     reply = embedder.post("/v1/embeddings", {"input": ["a cat", "a dog"]})
     one, two = vectors(reply)
     assert [d["index"] for d in reply.json["data"]] == [0, 1]
@@ -91,6 +92,7 @@ def test_an_embedding_model_says_where_it_is_served(embedder, ranker):
 
 
 def test_rerank(ranker):
+    """RR-01, RR-03."""
     documents = ["Boil water and steep the leaves.", {"text": "Tea is grown."}, "Trains leave."]
     body = {"query": "how to brew tea", "documents": documents}
     results = ranker.post("/v1/rerank", body).json["results"]

@@ -145,6 +145,7 @@ LONG = {
 
 @pytest.mark.parametrize("name", ["llama3", "deepseek-llm", "superbpe", "exaone-moe", "tekken"])
 def test_long_runs_bpe(name: str, crossmerge: GGUFFile) -> None:
+    """TK-06."""
     tok = with_pre(crossmerge, name)
     for kind, text in LONG.items():
         start = time.perf_counter()
@@ -184,6 +185,7 @@ def test_prompt_has_one_bos() -> None:
 
 
 def test_user_spans_hold_no_control_tokens() -> None:
+    """TK-01."""
     tok = tiny("tiny-bpe-bos-eos")
     control = next(t for t in tok.special_tokens if t.control and len(t.text) > 3)
     text = f"{control.text}ab{control.text}"
@@ -223,6 +225,7 @@ def test_control_tokens_are_not_shown() -> None:
 
 
 def test_backslash_n_is_not_a_newline() -> None:
+    """TK-08."""
     for name in TINY[:4]:
         tok = tiny(name)
         assert tok.encode("a\\nb") != tok.encode("a\nb")
@@ -257,6 +260,7 @@ REAL = {
 
 @pytest.mark.parametrize("name", sorted(REAL))
 def test_real_models(name: str) -> None:
+    """TK-05 among them."""
     if not (MODELS / name).exists():
         pytest.skip(f"{name} is absent (set KINETIC_TEST_MODELS)")
     tok = Tokenizer.from_gguf(GGUFFile.open(MODELS / name))
