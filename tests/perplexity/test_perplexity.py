@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import struct
 import tempfile
 from pathlib import Path
@@ -296,3 +297,28 @@ def test_windows_larger_than_a_step(model_path: Path) -> None:
     ]
     model.close()
     assert found.total == pytest.approx(sum(values), rel=1e-12)
+
+
+# Real models. ------------------------------------------------------------------------------
+
+LICENSE = Path(__file__).parents[2] / "LICENSE"
+REAL = {
+    "qwen2.5-coder-0.5b-instruct-Q4_K_M.gguf": (3.4123, 2.8578),
+    "gemma-3-270m-Q4_K_M.gguf": (12.2451, 10.4070),
+}
+"""What llama-perplexity prints for two windows of 512 tokens of the licence."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REAL)
+def test_real_models_are_within_half_a_percent(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(os.environ.get("KINETIC_TEST_MODELS", "~/.cache/kinetic-test-models"))
+    path = folder.expanduser() / name
+    if not path.is_file():
+        pytest.skip(f"{name} is absent (set KINETIC_TEST_MODELS)")
+    assert main(["perplexity", str(path), str(LICENSE), "--chunks", "2"]) == 0
+    out = capsys.readouterr().out
+    final = float(out.partition("PPL = ")[2].partition(" ")[0])
+    assert final == pytest.approx(REAL[name][1], rel=0.005)
