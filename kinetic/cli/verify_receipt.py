@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from kinetic.cli.options import DEVICE_CLASSES, DEVICES
@@ -127,7 +128,7 @@ def _model(given: str | None, path: str, file: str) -> Path:
     )
 
 
-def _device_class(record: dict[str, object]) -> str | None:
+def _device_class(record: Mapping[str, object]) -> str | None:
     """The receipt's device class where this CPU has it; None for the best there is."""
     from kinetic.codegen.targets.llvm_x86 import cpu_target
 

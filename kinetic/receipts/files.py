@@ -52,7 +52,8 @@ def read_receipt(path: Path) -> Record:
         if path.exists() and not stat.S_ISREG(path.stat().st_mode):
             raise ModelFileError(f"{path} is not a regular file; name a receipt's file")
         with open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            # Python sets aside as much memory as it is asked to read.
+            data = file.read(min(MAX_BYTES, os.fstat(file.fileno()).st_size) + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ModelFileError(f"the receipt {path} cannot be read: {reason}") from None
