@@ -14,7 +14,7 @@ pytest.importorskip("nacl")
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-import fuzz_readers
+import fuzz_readers  # noqa: E402
 
 READERS = fuzz_readers.readers()
 SEEDS = sorted(p for p in fuzz_readers.FOUND.glob("*/*") if p.parent.name in READERS)
