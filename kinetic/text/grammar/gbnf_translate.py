@@ -29,6 +29,9 @@ MAX_REGEX = 1 << 16
 MAX_REGEX_DEPTH = 100
 MAX_SIZE = 200_000
 MAX_COMPARED = 4000
+# The library walks rules by calling itself: 2,000 levels are right, and 4,000 its stack's end.
+MAX_LEVELS = 800
+MAX_RULES_SIZE = 20_000
 
 
 def translated(rules: dict[str, Node]) -> str:
@@ -42,6 +45,8 @@ def translated(rules: dict[str, Node]) -> str:
         regex = _regex(rules, order)
         if regex is not None:
             return f"start: text\ntext: /{regex}/\n"
+    rules = {name: rules[name] for name in _reached(rules)}
+    _check_rules(rules)
     return _with_terminals(rules) or _rules(rules)
 
 
@@ -80,6 +85,39 @@ def _check_size(rules: dict[str, Node], order: list[str] | None) -> None:
                 f"the grammar's rule {name} has more than {MAX_SIZE} characters with its counts "
                 "written out; use smaller counts"
             )
+
+
+def _reached(rules: dict[str, Node]) -> list[str]:
+    """The rules that root needs, in the order of the grammar."""
+    found, waiting = {"root"}, ["root"]
+    while waiting:
+        for name in references(rules[waiting.pop()]):
+            if name not in found:
+                found.add(name)
+                waiting.append(name)
+    return [name for name in rules if name in found]
+
+
+def _check_rules(rules: dict[str, Node]) -> None:
+    """Refuse what is too much for rules, though it may be right for one expression."""
+    if sum(1 + _depth(body) for body in rules.values()) > MAX_LEVELS:
+        raise UsageError(
+            f"the grammar's rules and parentheses have more than {MAX_LEVELS} levels, too many for "
+            "one that recurses or nests; use fewer rules"
+        )
+    if sum(_size(body, dict.fromkeys(rules, 1)) for body in rules.values()) > MAX_RULES_SIZE:
+        raise UsageError(
+            f"the grammar has more than {MAX_RULES_SIZE} characters with its counts written out, "
+            "too many for one that recurses or is so long; use smaller counts"
+        )
+
+
+def _depth(node: Node) -> int:
+    if isinstance(node, Chars | Reference):
+        return 0
+    if isinstance(node, Repeat):
+        return 1 + _depth(node.part)
+    return 1 + max((_depth(part) for part in node.parts), default=0)
 
 
 def _size(node: Node, sizes: dict[str, int]) -> int:

@@ -146,6 +146,23 @@ def test_grammars_that_are_hard_to_compare_compile_in_bounded_time(body: str) ->
     assert time.perf_counter() - started < 20
 
 
+CHAIN = "\n".join(f'r{i} ::= "b" r{i + 1} | "c" root' for i in range(4000))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f'root ::= "a" r0\n{CHAIN}\nr4000 ::= "d"', "levels"),
+        ("root ::= " + " | ".join(f'"w{i}"' for i in range(20_000)), "characters"),
+        ('root ::= "x" (("a" root "b"){0,400} "k"){0,400} | "c"', "counts"),
+    ],
+    ids=["chain", "words", "counts"],
+)
+def test_what_would_end_the_process_is_refused(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        gbnf(VOCABULARY, text)
+
+
 def test_doubling_rules_are_refused_or_held_to() -> None:
     rules = "\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(10))
     assert follows(gbnf(VOCABULARY, f'root ::= r0\n{rules}\nr10 ::= "a"'), "a" * 1024)
