@@ -155,7 +155,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """The text of `kinetic <command> --help`."""
-        parts = [f"kinetic {self.command}: {self.does}\n"]
+        parts = [textwrap.fill(f"kinetic {self.command}: {self.does}", _WIDTH) + "\n"]
         parts.append(f"usage: {self.line}\n")
         for title, rows in self.rows():
             parts.append(f"{title}:\n" + "".join(_help_row(name, text) for name, text in rows))
