@@ -52,8 +52,10 @@ from kinetic.runtime.engine import Engine
 from kinetic.runtime.memory import (
     Memory,
     context_that_fits,
+    free_memory,
     memory_of,
     page_bytes,
+    parallel_that_fits,
     usable_memory,
 )
 from kinetic.runtime.prompt_cache import ARITHMETIC, MEMORY_LIMIT, PromptCache
@@ -149,7 +151,7 @@ class Model:
         kv_type: str = "f16",
         device: str = "auto",
         device_class: str | None = None,
-        parallel: int = 1,
+        parallel: int | None = 1,
         queue_limit: int | None = None,
         off: Collection[str] = (),
         cache_dir: str | os.PathLike[str] | None = None,
@@ -165,8 +167,9 @@ class Model:
 
         `ctx_size` 0 takes all the model supports, None the default. `device_class` forces
         a class (`cpu-x86_64-scalar`); by default this machine's best. `parallel` requests run
-        at once, each with the whole context, and share each pass over the weights; up to
-        `queue_limit` more wait (None: any number). `off` names speed technologies not to use,
+        at once, each with the whole context, and share each pass over the weights (None: as
+        many as half the free memory has room for, up to four); up to `queue_limit` more wait
+        (None: any number). `off` names speed technologies not to use,
         of `TECHNOLOGIES`; none of them changes an answer. `cache_dir` is a folder that keeps
         the states of prompts for later processes, as readable as the prompts were; without it
         they are kept in memory alone. Without `mmap` the file
@@ -201,7 +204,7 @@ class Model:
                 f"there is no speed technology {min(unknown)!r} to turn off; there are "
                 f"{', '.join(TECHNOLOGIES)}"
             )
-        if not 1 <= parallel <= MAX_PARALLEL:
+        if parallel is not None and not 1 <= parallel <= MAX_PARALLEL:
             raise UsageError(
                 f"{parallel} requests cannot run at once; give --parallel 1 to {MAX_PARALLEL}"
             )
@@ -239,9 +242,11 @@ class Model:
             asked,
             explicit=ctx_size is not None,
             usable=usable_memory(),
-            parallel=parallel,
+            parallel=parallel or 1,
             draft=draft,
         )
+        if parallel is None:
+            parallel = parallel_that_fits(program, n_ctx, free=free_memory(), draft=draft)
         if n_ctx < asked:
             _notice(f"context {n_ctx} to fit the memory; -c to change")
         compiled = time.perf_counter()
@@ -394,6 +399,7 @@ class Model:
                 request.constraint,
                 request.salt,
                 request.deadline,
+                request.ahead,
             ),
             generation,
         )

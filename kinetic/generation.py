@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class GenerationRequest:
     """What to generate. `choice` numbers the answers of one request (`n` > 1); `logprobs`,
-    `constraint`, `salt` and `deadline` as in `runtime.request.Request`."""
+    `constraint`, `salt`, `deadline` and `ahead` as in `runtime.request.Request`."""
 
     prompt_ids: Items[int]
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -44,6 +44,7 @@ class GenerationRequest:
     ignore_eos: bool = False
     shown: frozenset[int] = frozenset()
     """Control tokens whose text is part of the answer's, for those who read markup in it."""
+    ahead: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from kinetic.ir.program import Program
 SMALLEST_CTX = 4096
 """A context that nobody asked for is not shrunk below this."""
 _CTX_STEP = 1024
+MOST_PARALLEL = 4
+"""Requests at once, unless somebody asks for more."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,11 @@ def memory_of(
     return Memory(sum(w.nbytes for w in packed), cache, work)
 
 
+def free_memory() -> int:
+    """Bytes that this process could still take without others having to give any back."""
+    return min(int(psutil.virtual_memory().available), usable_memory())
+
+
 def usable_memory(root: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes of memory that this process may use: the machine's, or its control group's."""
     total = int(psutil.virtual_memory().total)
@@ -57,6 +64,19 @@ def usable_memory(root: Path = Path("/sys/fs/cgroup")) -> int:
         return min(total, int(limit)) if limit != "max" else total
     except (OSError, ValueError):
         return total
+
+
+def parallel_that_fits(
+    program: Program, n_ctx: int, *, free: int, draft: Program | None = None
+) -> int:
+    """How many requests, each with a whole context, half the memory has room for that `free`
+    leaves once the model is loaded; up to `MOST_PARALLEL`, and one at least.
+
+    *Units*: `free` in bytes.
+    """
+    fixed = memory_of(program, 0, n_slots=0, draft=draft).total
+    each = memory_of(program, -(-n_ctx // PAGE), draft=draft).total - fixed
+    return max(1, min(MOST_PARALLEL, (free - fixed) // 2 // max(1, each)))
 
 
 def context_that_fits(

@@ -31,6 +31,11 @@ class Request:
     likeliest tokens to report beside each token, 0 for the token's own log-probability alone.
     `salt` separates users: prompt states and drafts are shared only between equal salts.
     `deadline` is a `time.monotonic()` after which the answer ends.
+
+    `ahead` runs a prompt that is still being written, with `max_tokens` 0: only while no other
+    request wants the engine, a batch at a time. It ends with `cancelled` where another one needs
+    its slot or pages. What it has run stays in the prompt cache, so a longer prompt, asked for
+    ahead again or in earnest, goes on from there.
     """
 
     prompt: Sequence[int]
@@ -41,6 +46,7 @@ class Request:
     constraint: Constraint | None = None
     salt: str = ""
     deadline: float | None = None
+    ahead: bool = False
 
 
 @dataclass(frozen=True)

@@ -110,8 +110,9 @@ class Scheduler:
         with self._change:
             if self._closing:
                 raise UsageError("the model is closed; load it again")
-            waiting = len(self._queue) + len(self._active) - self.parallel
-            if self.queue_limit is not None and waiting >= self.queue_limit:
+            earnest = sum(not other.request.ahead for other in (*self._queue, *self._active))
+            waiting, limit = earnest - self.parallel, self.queue_limit
+            if limit is not None and waiting >= limit and not request.ahead:
                 raise QueueFull(
                     f"{self.parallel} requests are running and {self.queue_limit} are waiting, "
                     "which is as many as may; try again later, or raise --parallel"
@@ -227,10 +228,16 @@ class Scheduler:
             over = [answer for answer in self._queue if answer.interrupted()]
             for answer in over:
                 self._queue.remove(answer)
+            # Those that run ahead come last, and make room for everybody else.
+            self._queue = deque(sorted(self._queue, key=lambda answer: answer.request.ahead))
             begun = []
             while self._queue and self._fits(self._queue[0]):
                 begun.append(self._queue.popleft())
                 self._active.append(begun[-1])
+            if self._queue and not self._queue[0].request.ahead:
+                for answer in self._active:
+                    if answer.request.ahead:
+                        answer.cancel()
         for answer in over:
             answer.finish()
         for answer in begun:
@@ -250,6 +257,8 @@ class Scheduler:
     def _choose(self) -> list[list[_Turn]]:
         """The steps to take next: one for all, but for those who must be alone."""
         going = [answer for answer in self._active if not answer.interrupted()]
+        earnest = [answer for answer in going if not answer.request.ahead]
+        going = earnest or going
         decoding = [answer for answer in going if answer.left == 1]
         limit = self.engine.device.program.max_rows - len(decoding)
         budget = min(CHUNK, limit) if decoding else limit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kinetic.cli.options import (
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from kinetic.server.service import ServerOptions, Service
 
 OLLAMA_PORT, PORT = 11434, 8080
-DEFAULT_PARALLEL = 4
 
 
 def build_parser() -> CommandParser:
@@ -80,7 +80,8 @@ def build_parser() -> CommandParser:
         "--parallel",
         metavar="N",
         type=whole(1, 64),
-        help="answers that run at once, sharing passes over the weights [default: 4]",
+        help="answers that run at once, sharing passes over the weights [default: up to 4, as "
+        "memory allows]",
     )
     option(
         group,
@@ -164,6 +165,7 @@ def run(options: argparse.Namespace) -> int:
             if template is not None:
                 model.chat_template = ChatTemplate(template, model.tokenizer)
                 model.chat_template.check()
+            wanted = replace(wanted, parallel=model.scheduler.parallel)
             service = Service(model, path, wanted, sampling_overrides(options))
             server = Server(service, sockets)
             _serve(server, service)
@@ -207,7 +209,6 @@ def _server_options(options: argparse.Namespace) -> ServerOptions:
         api_keys=tuple(key for key in keys if key),
         allow_origins=tuple(options.allow_origin or ()),
         allow_hosts=tuple(options.allow_host or ()),
-        parallel=options.parallel or DEFAULT_PARALLEL,
         webui=not options.no_webui,
         drain=options.drain,
         max_body=options.max_body << 20,
@@ -224,7 +225,7 @@ def _load(path: Path, options: argparse.Namespace) -> Model:
         return Model.load(
             path,
             ctx_size=options.ctx_size,
-            parallel=options.parallel or DEFAULT_PARALLEL,
+            parallel=options.parallel,
             queue_limit=options.queue,
             progress=bar.progress,
             **load_options(options),
