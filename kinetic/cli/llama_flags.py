@@ -11,6 +11,7 @@ from here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterator
 from typing import Literal, NamedTuple
 
@@ -132,7 +133,11 @@ def translate(line: list[str], known: Container[str], command: str = "") -> list
         following = line[i + 1] if i + 1 < len(line) else None
         kind, says = meaning(flag, command, known)
         used = False
-        if not flag.startswith("-") or kind in ("own", "unknown"):
+        if flag == "--lora-scaled" and kind == "own" and not equals and _is_number(line, i + 2):
+            # As older llama.cpp took it: --lora-scaled FILE SCALE.
+            out.append(f"{flag}={following}:{line[i + 2]}")
+            next(words), next(words)
+        elif not flag.startswith("-") or kind in ("own", "unknown"):
             out.append(line[i])
         elif kind == "works":
             out.append(says + equals + value)
@@ -155,6 +160,14 @@ def translate(line: list[str], known: Container[str], command: str = "") -> list
         if used and not equals:
             next(words, None)
     return out
+
+
+def _is_number(line: list[str], at: int) -> bool:
+    """Whether there is a word there, and it is a number."""
+    try:
+        return math.isfinite(float(line[at]))
+    except (IndexError, ValueError):
+        return False
 
 
 def as_program(name: str, arguments: list[str]) -> list[str]:
