@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from kinetic.errors import UsageError
+from kinetic.errors import InternalError, UsageError
 from kinetic.text.grammar.gbnf_syntax import parse_gbnf
 from kinetic.text.grammar.gbnf_translate import translated
 from kinetic.text.grammar.matcher import GrammarConstraint
@@ -63,7 +63,13 @@ def compiled(vocabulary: GrammarVocabulary, grammar: str, what: str) -> GrammarC
         raise UsageError(f"{what} cannot be enforced: {_first(str(error))}") from None
     if matcher.is_error():
         raise UsageError(f"{what} cannot be enforced: {_first(matcher.get_error())}")
-    return GrammarConstraint(matcher, vocabulary)
+    constraint = GrammarConstraint(matcher, vocabulary)
+    try:
+        if not constraint.mask().any():
+            raise UsageError(f"{what} cannot be enforced: no answer fits it")
+    except InternalError as error:
+        raise UsageError(f"{what} cannot be enforced: {_first(str(error))}") from None
+    return constraint
 
 
 def _first(text: str) -> str:

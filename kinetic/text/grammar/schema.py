@@ -18,6 +18,8 @@ from kinetic.text.grammar.pattern import FORMATS, rewritten
 
 MAX_BYTES = 1 << 18
 MAX_DEPTH = 128
+# The library follows references by calling itself: some thousand in a row are its stack's end.
+MAX_TARGETS = 400
 _ONE: tuple[str, ...] = (
     "additionalProperties",
     "items",
@@ -50,10 +52,16 @@ def prepared(schema: object) -> dict[str, object] | bool:
         raise UsageError("the schema must be JSON that is not nested too deep") from None
     if size > MAX_BYTES:
         raise UsageError(f"the schema has {size} bytes, more than the allowed {MAX_BYTES}")
-    return _schema(schema, "", 0, schema)
+    targets: set[str] = set()
+    ready = _schema(schema, "", 0, schema, targets)
+    if len(targets) > MAX_TARGETS:
+        raise UsageError(f"the schema refers to more than {MAX_TARGETS} definitions; use fewer")
+    return ready
 
 
-def _schema(schema: object, where: str, depth: int, root: object) -> dict[str, object] | bool:
+def _schema(
+    schema: object, where: str, depth: int, root: object, targets: set[str]
+) -> dict[str, object] | bool:
     if isinstance(schema, bool):
         return schema
     place = where or "/"
@@ -69,17 +77,21 @@ def _schema(schema: object, where: str, depth: int, root: object) -> dict[str, o
     reference = schema.get("$ref")
     if reference is not None and not (isinstance(reference, str) and reference.startswith("#")):
         raise UsageError(f"the schema's {where}/$ref must begin with #, inside this schema")
+    if isinstance(reference, str):
+        targets.add(reference)
     out: dict[str, object] = dict(schema)
     for key, value in schema.items():
         if key in _ONE:
-            out[key] = _schema(value, f"{where}/{key}", depth + 1, root)
+            out[key] = _schema(value, f"{where}/{key}", depth + 1, root, targets)
         elif key in _LISTS and isinstance(value, list):
             out[key] = [
-                _schema(v, f"{where}/{key}/{i}", depth + 1, root) for i, v in enumerate(value)
+                _schema(v, f"{where}/{key}/{i}", depth + 1, root, targets)
+                for i, v in enumerate(value)
             ]
         elif key in _MAPS and isinstance(value, Mapping):
             out[key] = {
-                k: _schema(v, f"{where}/{key}/{k}", depth + 1, root) for k, v in value.items()
+                k: _schema(v, f"{where}/{key}/{k}", depth + 1, root, targets)
+                for k, v in value.items()
             }
         elif key in _COUNTS and isinstance(value, float) and value.is_integer():
             out[key] = int(value)

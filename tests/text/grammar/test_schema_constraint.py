@@ -195,3 +195,11 @@ def test_channels_lead_to_the_answer() -> None:
     assert follows(fresh(True), "hm<|end|><|start|>assistant<|channel|>final<|message|>5")
     for wrong in ("5", think + "5", "<|channel|>final<|message|>6", "<|channel|>other"):
         assert not follows(fresh(), wrong), wrong
+
+
+def test_what_would_end_the_process_is_refused() -> None:
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(3000)}
+    with pytest.raises(UsageError, match="definitions"):
+        json_schema(VOCABULARY, {"$ref": "#/$defs/d0", "$defs": {**chain, "d3000": True}})
+    with pytest.raises(UsageError, match="cannot be enforced"):
+        json_schema(VOCABULARY, {"$ref": "#"})
