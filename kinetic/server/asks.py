@@ -8,6 +8,7 @@ from typing import Protocol
 
 from kinetic.generation import GenerationRequest
 from kinetic.receipts.held import Held
+from kinetic.runtime.request import Token
 from kinetic.runtime.sampling import SamplingParams
 from kinetic.runtime.sampling.constraint import Constraint
 from kinetic.text.events import OutputEvent, Text
@@ -61,6 +62,8 @@ class Ask:
     new_constraint: Callable[[], Constraint] | None = None
     shown: frozenset[int] = frozenset()
     """Control tokens that the parser must see."""
+    prompt_scores: tuple[Token, ...] = ()
+    """The prompt's tokens with their log-probabilities, where they are asked for."""
     receipt: bool = False
     """Whether the answer gets a receipt, which records these two:"""
     given: object = None

@@ -28,6 +28,7 @@ from kinetic.server.fields import (
     sampling_params,
     stops,
 )
+from kinetic.server.prompt_logprobs import score
 from kinetic.server.prompts import Conversation, Prompt, chat_prompt, think_of
 from kinetic.server.receipts import add_receipts, receipt_of
 from kinetic.server.reply import DONE, KEEP_ALIVE, Stream, json_response, sse, whole
@@ -238,12 +239,13 @@ async def completions(request: Request) -> Response:
         if len(asks) > 1:
             raise ApiError(400, "a stream answers one prompt; send one request a prompt", "prompt")
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        answers = await Answers.start(service, asks[0])
+        answers = await Answers.start(service, await _scored(service, body, asks[0]))
         return Stream(answers, _stream(answers, reply, usage), failed)
     choices: list[Json] = []
     counts: list[list[Counts]] = []
     receipts: Json = {}
-    for ask in asks:
+    for unscored in asks:
+        ask = await _scored(service, body, unscored)
         if ask.max_tokens == 0:
             found = [Whole(finish=Finish(0, "length", Counts(len(ask.prompt_ids)), 0))]
         else:
@@ -257,6 +259,13 @@ async def completions(request: Request) -> Response:
     return json_response({**reply.all(choices, counts), **receipts})
 
 
+async def _scored(service: Service, body: CompletionFields, ask: Ask) -> Ask:
+    """With the prompt's own log-probabilities, where they are asked for."""
+    if not body.echo or ask.logprobs is None:
+        return ask
+    return replace(ask, prompt_scores=await score(service, ask.prompt_ids, ask.logprobs))
+
+
 def _completion_asks(service: Service, body: CompletionFields, salt: str) -> list[Ask]:
     prompts = prompt_ids(service, body.prompt)
     for ids in prompts:
@@ -266,13 +275,6 @@ def _completion_asks(service: Service, body: CompletionFields, salt: str) -> lis
     logprobs: int | None = None
     if body.logprobs is not None and body.logprobs is not False:
         logprobs = 1 if body.logprobs is True else body.logprobs
-    if logprobs is not None and body.echo:
-        raise ApiError(
-            400,
-            "logprobs of the prompt are not given; leave out echo or logprobs",
-            "echo",
-            code="not_supported",
-        )
     if body.receipt and (body.max_tokens == 0 or len(prompts) > 1):
         raise ApiError(400, "a receipt is of one prompt that is answered", "receipt")
     shape = Shape(grammar=body.grammar, **response_format_shape(body.response_format))
@@ -453,12 +455,15 @@ class _Completion(_Reply):
         return {
             "index": index,
             "text": self._echo(ask) + whole.text,
-            "logprobs": self._logprobs(index, whole.tokens, ask),
+            "logprobs": self._logprobs(index, [*ask.prompt_scores, *whole.tokens], ask),
             "finish_reason": finish_reason(whole.reason),
         }
 
     def first(self, index: int, ask: Ask) -> Json | None:
-        return self._text(index, self._echo(ask), None) if self._with_echo else None
+        if not self._with_echo:
+            return None
+        told = self._logprobs(index, ask.prompt_scores, ask) if ask.prompt_scores else None
+        return self._text(index, self._echo(ask), told)
 
     def _echo(self, ask: Ask) -> str:
         return self.service.model.tokenizer.decode(ask.prompt_ids) if self._with_echo else ""
@@ -480,14 +485,14 @@ class _Completion(_Reply):
         if ask.logprobs is None:
             return None
         spell = self.service.model.tokenizer.token_bytes
-        at = self._offsets.get(index, len(self._echo(ask)))
+        at = self._offsets.get(index, 0 if ask.prompt_scores else len(self._echo(ask)))
         out: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token in tokens:
             text = spell(token.id).decode("utf-8", "replace")
             out["tokens"].append(text)
             out["token_logprobs"].append(token.logprob)
             top = {spell(i).decode("utf-8", "replace"): logprob for i, logprob in token.top}
-            out["top_logprobs"].append(top if ask.logprobs else None)
+            out["top_logprobs"].append(top if ask.logprobs and top else None)
             out["text_offset"].append(at)
             at += len(text)
         self._offsets[index] = at

@@ -274,3 +274,39 @@ def test_the_same_seed_gives_the_same_answer(client):
     settings = {"seed": 5, "temperature": 1.2, "max_tokens": 20}
     texts = {json.dumps(client.chat(**settings).json["choices"][0]) for _ in range(3)}
     assert len(texts) == 1
+
+
+def test_a_prompt_s_own_logprobs(client):
+    ids = [5, 6, 7, 8, 9, 10, 11]
+    asked = {"prompt": ids, "echo": True, "logprobs": 2, "temperature": 0}
+    (choice,) = client.post("/v1/completions", {**asked, "max_tokens": 0}).json["choices"]
+    told = choice["logprobs"]
+    assert len(told["tokens"]) == len(told["token_logprobs"]) == len(ids)
+    assert told["token_logprobs"][0] is None and told["top_logprobs"][0] is None
+    assert all(p <= 0 for p in told["token_logprobs"][1:])
+    assert all(1 <= len(top) <= 2 for top in told["top_logprobs"][1:])
+    assert told["text_offset"][0] == 0
+
+    # What each prefix would be answered with: the same numbers, to the last bit.
+    for n in range(1, len(ids)):
+        body = {"prompt": ids[:n], "max_tokens": 1, "logprobs": 2, "temperature": 0}
+        one = client.post("/v1/completions", body).json["choices"][0]["logprobs"]
+        assert one["top_logprobs"][0] == told["top_logprobs"][n]
+
+    # lm-eval: batches of ids, and one token more than it wants.
+    batch = {**asked, "prompt": [ids, ids[:3]], "max_tokens": 1, "ignore_eos": True, "seed": 1}
+    choices = client.post("/v1/completions", batch).json["choices"]
+    assert choices[0]["logprobs"]["token_logprobs"][:-1] == told["token_logprobs"]
+    assert [len(c["logprobs"]["tokens"]) for c in choices] == [len(ids) + 1, 4]
+
+    parts = streamed(client.post("/v1/completions", {**asked, "max_tokens": 2, "stream": True}))
+    first = parts[0]["choices"][0]
+    assert first["logprobs"] == told and first["text"] == choice["text"]
+
+
+def test_a_prompt_s_logprobs_have_a_bound(client, monkeypatch):
+    monkeypatch.setattr("kinetic.server.prompt_logprobs.LONGEST", 3)
+    body = {"prompt": [5, 6, 7, 8], "echo": True, "logprobs": 1, "max_tokens": 0}
+    reply = client.post("/v1/completions", body)
+    assert reply.status == 400 and reply.json["error"]["param"] == "echo"
+    assert client.post("/v1/completions", {**body, "prompt": [5, 6, 7]}).status == 200
