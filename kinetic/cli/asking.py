@@ -93,6 +93,16 @@ def template_source(options: argparse.Namespace) -> str | None:
         raise UsageError(f"--chat-template-file {file} cannot be read as UTF-8 text.") from None
 
 
+def has_template(path: Path, options: argparse.Namespace) -> bool:
+    """Whether a model can hold a conversation, seen before it is loaded."""
+    if options.chat_template_file is not None:
+        return True
+    from kinetic.ir.gguf_split import open_model
+
+    with open_model(path) as file:
+        return bool(file.get_str("tokenizer.chat_template", ""))
+
+
 def load_model(path: Path, options: argparse.Namespace, **changes: object) -> Model:
     """The model with its template, or with the one that the options name.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kinetic.cli.asking import (
     GENERATION,
     add_asking,
+    has_template,
     load_model,
     template_variables,
     thinks,
@@ -217,14 +218,7 @@ def _prompt(options: argparse.Namespace, words: list[str]) -> str:
 
 def _may_chat(path: Path, options: argparse.Namespace) -> bool:
     """Whether a person without a prompt is to get a chat: at a terminal, with a chat template."""
-    if options.raw or not is_interactive():
-        return False
-    if options.chat_template_file is not None:
-        return True
-    from kinetic.ir.gguf_split import open_model
-
-    with open_model(path) as file:
-        return bool(file.get_str("tokenizer.chat_template", ""))
+    return not options.raw and is_interactive() and has_template(path, options)
 
 
 def _read_file(file: str) -> str:

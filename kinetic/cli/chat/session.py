@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import cast
 
 from kinetic.api import Model, SamplingParams
-from kinetic.cli.asking import load_model, template_variables, thinks, token_limit
+from kinetic.cli.asking import has_template, load_model, template_variables, thinks, token_limit
 from kinetic.cli.chat.conversation import Conversation
 from kinetic.cli.options import sampling_overrides
-from kinetic.errors import UsageError
+from kinetic.errors import InternalError, UsageError
 from kinetic.generation import FinishEvent, GenerationRequest, TextEvent
 from kinetic.receipts.canonical import Json
 from kinetic.receipts.make import Heard, make_receipt
@@ -104,17 +104,19 @@ def open_session(path: Path, options: argparse.Namespace) -> Session:
     *Raises* `UsageError` for a model without a chat template.
     """
     variables = template_variables(options)
-    # Prompts are what a person typed: they go to disk only where that is asked for.
-    model = load_model(path, options, cache_dir=options.cache_dir)
-    if model.chat_template is None:
-        model.close()
+    if not has_template(path, options):  # before a load that may take long
         raise UsageError(
             f"{path.name} has no chat template, so it is no model to chat with; kinetic run "
             "continues texts with it, and --chat-template-file gives it a template"
         )
+    # Prompts are what a person typed: they go to disk only where that is asked for.
+    model = load_model(path, options, cache_dir=options.cache_dir)
+    template = model.chat_template
+    if template is None:
+        raise InternalError(f"{path.name} lost its chat template; please report it")
     params = SamplingParams.from_metadata(model.file.metadata).with_overrides(
         **sampling_overrides(options)
     )
-    conversation = Conversation(model.chat_template, options.system, thinks(options), variables)
+    conversation = Conversation(template, options.system, thinks(options), variables)
     ahead = not options.no_prompt_cache and not {"zero-wait", "warm-start"} & set(options.off)
     return Session(model, path.stem, conversation, params, token_limit(options), run_ahead=ahead)
