@@ -58,6 +58,8 @@ class Ask:
     logprobs: int | None = None
     salt: str = ""
     ignore_eos: bool = False
+    ahead: bool = False
+    """Whether only the prompt is run, while nobody else wants the engine."""
     new_parser: Callable[[], Parser] = PlainParser
     new_constraint: Callable[[], Constraint] | None = None
     shown: frozenset[int] = frozenset()
@@ -80,6 +82,7 @@ class Ask:
             logprobs=self.logprobs,
             constraint=None if self.new_constraint is None else self.new_constraint(),
             salt=self.salt,
+            ahead=self.ahead,
             ignore_eos=self.ignore_eos,
             shown=self.shown,
         )

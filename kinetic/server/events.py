@@ -197,8 +197,8 @@ class Answers:
         self.record = service.slots.open(ask)
 
     @classmethod
-    async def start(cls, service: Service, ask: Ask, *, ahead: bool = False) -> Answers:
-        """Begin the answers; one that runs `ahead` makes way for any other.
+    async def start(cls, service: Service, ask: Ask) -> Answers:
+        """Begin the answers; a prompt that is run ahead makes way for any other.
 
         Raises: ApiError where the request cannot be served.
         """
@@ -207,7 +207,7 @@ class Answers:
         if service.ahead is not None:
             service.ahead.close()
         answers = cls(service, ask)
-        service.ahead = answers if ahead else None
+        service.ahead = answers if ask.ahead else None
         service.answers.add(answers)
         try:
             for i in range(ask.n):

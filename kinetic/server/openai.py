@@ -200,10 +200,9 @@ async def prefill(request: Request) -> Response:
     ask = await asyncio.to_thread(_prefill_ask, service, body, salt)
     if ask is None:
         return json_response({"object": "prefill", "cached_tokens": 0})
-    answers = await Answers.start(service, ask, ahead=True)
+    answers = await Answers.start(service, ask)
     (done,) = await whole(request, answers)
-    ran = done.reason != "cancelled"
-    cached = len(ask.prompt_ids) if ran else done.counts.cached_tokens
+    cached = max(done.counts.cached_tokens, answers.record.prompt_done)
     return json_response({"object": "prefill", "cached_tokens": cached})
 
 
@@ -224,7 +223,9 @@ def _prefill_ask(service: Service, body: ChatFields, salt: str) -> Ask | None:
         same += 1
     check_length(prompt.ids, service)
     ids = prompt.ids[:same]
-    return Ask(ids, service.defaults, max_tokens=1, salt=salt) if ids else None
+    if not ids or {"zero-wait", "warm-start"} & set(service.model.scheduler.off):
+        return None
+    return Ask(ids, service.defaults, max_tokens=0, salt=salt, ahead=True)
 
 
 async def completions(request: Request) -> Response:

@@ -135,3 +135,16 @@ def test_prefill_runs_ahead_of_a_message(client):
     assert reply.json["object"] == "prefill" and reply.json["cached_tokens"] > 10
     whole = client.post("/v1/messages/count_tokens", {"messages": talk}).json["input_tokens"]
     assert reply.json["cached_tokens"] < whole
+
+
+def test_prefill_is_what_the_request_begins_with(client):
+    text = "Here is the report: " + "all is well. " * 8 + "What does it"
+    more = [{"role": "user", "content": text + " say?"}]
+    asked = {"messages": more, "max_tokens": 12, "temperature": 1.2, "seed": 3}
+    cold = client.post("/v1/chat/completions", {**asked, "cache_salt": "cold"}).json
+    ahead = {"messages": [{"role": "user", "content": text}], "cache_salt": "warm"}
+    ran = client.post("/v1/prefill", ahead).json["cached_tokens"]
+    warm = client.post("/v1/chat/completions", {**asked, "cache_salt": "warm"}).json
+    assert warm["choices"] == cold["choices"]
+    assert cold["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] > 0.7 * ran > 0
