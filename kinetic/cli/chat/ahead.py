@@ -84,7 +84,7 @@ class RunAhead:
                     self._running.cancel()  # the text it runs is no longer there
                 if len(ids) - same < enough:
                     return
-                request = GenerationRequest(ids, max_tokens=0)
+                request = GenerationRequest(ids, max_tokens=0, ahead=True)
                 self._running = self._session.model.start(request, on_event=_ignore)
                 self._ids, self.requests = ids, self.requests + 1
         except KineticError:
