@@ -65,9 +65,11 @@ class Bench:
         self.document = [rng.randrange(n // 4, n // 2) for _ in range(PREFIX)]
         self.questions = [[rng.randrange(n // 4, n // 2) for _ in range(QUESTION)] for _ in "123"]
 
-    def ask(self, prompt: list[int], tokens: int, salt: str, **options: object) -> Run:
+    def ask(
+        self, prompt: list[int], tokens: int, salt: str, params: SamplingParams = GREEDY
+    ) -> Run:
         """One answer of exactly so many tokens."""
-        return Run(self.model, request(prompt, tokens, salt, **options))
+        return Run(self.model, request(prompt, tokens, salt, params))
 
     @contextmanager
     def off(self, *names: str) -> Iterator[None]:
