@@ -10,6 +10,7 @@ This is where the storeys meet: file -> family -> graph -> codegen -> device -> 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from kinetic import families, settings
+from kinetic.codegen.gpu_pipeline import MAX_ROWS as GPU_ROWS
+from kinetic.codegen.gpu_pipeline import compile_for_vulkan
 from kinetic.codegen.objects import source_digest
 from kinetic.codegen.pipeline import (
     CPU_PASSES,
@@ -40,11 +43,13 @@ from kinetic.generation import (
 )
 from kinetic.ir.gguf import GGUFFile
 from kinetic.ir.gguf_split import open_model
+from kinetic.ir.gpu_program import GpuProgram
 from kinetic.ir.graph import Graph
 from kinetic.ir.program import Launch, Program
 from kinetic.lora import merge
 from kinetic.runtime.cpus import default_threads, usable_cpus
 from kinetic.runtime.devices.cpu import CpuDevice
+from kinetic.runtime.devices.vulkan import VulkanDevice
 from kinetic.runtime.devices.weights import LoadOptions, Progress
 from kinetic.runtime.drafting import PredictionBlock
 from kinetic.runtime.drafting.block import BATCH
@@ -81,6 +86,8 @@ MAX_PARALLEL = 64
 """Requests at once: each may want an output of a step."""
 _MOST_SPARE = 1 << 16
 """Pages for prompt states, where the model is tiny."""
+_GPU_PROMPT_BYTES = 256 << 20
+"""Memory of a GPU for the states of prompts."""
 _GUESS_BYTES = 256 << 20
 """Memory for the states of guesses."""
 KV_TYPES = ("f16", "f32")
@@ -182,9 +189,10 @@ class Model:
         what Kinetic lacks.
         """
         started = time.perf_counter()
-        if device not in ("auto", "cpu", "none"):
+        vulkan = re.fullmatch(r"vulkan(\d*)", device)
+        if vulkan is None and device not in ("auto", "cpu", "none"):
             raise UnsupportedError(
-                f"--device {device} is not supported yet; Kinetic runs on the CPU, use --device cpu"
+                f"--device {device} is not supported yet; use --device cpu or --device vulkan"
             )
         if not repack:
             # Products in the file's own order would be a second set of kernels for every
@@ -227,15 +235,22 @@ class Model:
         asked, max_rows = limits(graph, _context(graph, ctx_size), MAX_ROWS)
         if ctx_size is not None and asked < ctx_size:
             _notice(f"context {asked}, the most that this model takes")
-        program = compile_graph(
-            graph,
-            target,
-            kv_type=kv_type,
-            max_rows=max_rows,
-            object_cache=settings.cache_dir() / "kernels",
-        )
-        _debug_compiled(graph, target)
-        guesses = "rad1" not in off and graph.meta.pooling is None
+        if vulkan is not None and device_class is not None:
+            raise UsageError(f"--device-class {device_class} is not of --device {device}")
+        if vulkan is not None:
+            program: Program = compile_for_vulkan(
+                graph, kv_type=kv_type, max_rows=min(max_rows, GPU_ROWS)
+            )
+        else:
+            program = compile_graph(
+                graph,
+                target,
+                kv_type=kv_type,
+                max_rows=max_rows,
+                object_cache=settings.cache_dir() / "kernels",
+            )
+            _debug_compiled(graph, target)
+        guesses = "rad1" not in off and graph.meta.pooling is None and vulkan is None
         draft = _draft_program(file, target, kv_type) if guesses else None
         n_ctx = context_that_fits(
             program,
@@ -264,17 +279,33 @@ class Model:
         warm = "warm-start" not in off and graph.meta.pooling is None and not lora
         prompt_bytes = min(MEMORY_LIMIT, room // 2) if warm else 0
         spare = min(_MOST_SPARE, prompt_bytes // max(1, page_bytes(program)))
-        cpu = CpuDevice(
-            program,
-            file,
-            threads=threads,
-            n_ctx=n_ctx,
-            n_pages=n_pages + spare,
-            n_slots=parallel + _guess_slots(program),
-            load=options,
-        )
-        cpu.whole_steps = "torque" not in off
-        engine = Engine(cpu, n_ctx, n_pages + spare)
+        cpu: CpuDevice | None = None
+        gpu: VulkanDevice | None = None
+        if isinstance(program, GpuProgram):
+            assert vulkan is not None
+            # Memory of a GPU is taken when it is asked for, not when it is first touched.
+            spare = min(spare, _GPU_PROMPT_BYTES // max(1, page_bytes(program)))
+            gpu = VulkanDevice(
+                program,
+                file,
+                n_ctx=n_ctx,
+                n_pages=n_pages + spare,
+                number=int(vulkan[1]) if vulkan[1] else None,
+                cache=settings.cache_dir() / "vulkan",
+            )
+            engine = Engine(gpu, n_ctx, n_pages + spare)
+        else:
+            cpu = CpuDevice(
+                program,
+                file,
+                threads=threads,
+                n_ctx=n_ctx,
+                n_pages=n_pages + spare,
+                n_slots=parallel + _guess_slots(program),
+                load=options,
+            )
+            cpu.whole_steps = "torque" not in off
+            engine = Engine(cpu, n_ctx, n_pages + spare)
         cache = None
         if warm:
             store = None if cache_dir is None else PromptStore(Path(cache_dir))
@@ -295,6 +326,8 @@ class Model:
             block = PredictionBlock(beside, n_ctx, pages)
         scheduler = Scheduler(engine, parallel, queue_limit, off=off, cache=cache, block=block)
         model = cls(file, graph, engine, threads, scheduler)
+        if gpu is not None:
+            model.device_name = gpu.name
         model.adapters = tuple((os.fspath(adapter), scale) for adapter, scale in lora)
         model.load_seconds = time.perf_counter() - started
         _debug(2, f"compiled {compiled - started:.3f} s, loaded {model.load_seconds:.3f} s in all")

@@ -12,7 +12,7 @@ from kinetic.cli.parser import CommandParser, name, one_of, real, some_of, whole
 from kinetic.errors import UsageError
 from kinetic.technologies import TECHNOLOGIES
 
-DEVICES = {"none": "cpu", "cuda0": "cuda", "vulkan0": "vulkan"}
+DEVICES = {"none": "cpu", "cuda0": "cuda", "vulkan0": "vulkan0", "vulkan1": "vulkan1"}
 DEVICE_CLASSES = ("cpu-x86_64-avx2", "cpu-x86_64-scalar")
 
 DEFAULT_CACHE_GIB = 32

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from kinetic.codegen.kernels.builder import F32, I32, U32, Builder, Kernel, Value, Variable
+from kinetic.codegen.kernels.builder import F32, I32, U32, Builder, Kernel, Type, Value, Variable
 from kinetic.codegen.kernels.gpu.block_reader import RUN_WORDS, BlockReader, word_type
 from kinetic.codegen.kernels.gpu.fold import fold
 from kinetic.ir.quant.base import RUN, BlockFormat
@@ -23,19 +23,25 @@ WORKGROUP = CHAINS * OUTPUTS
 
 
 @cache
-def matmul(fmt: BlockFormat, tile: int = 1) -> Kernel:
+def matmul(
+    fmt: BlockFormat, tile: int = 1, *, bias: bool = False, residual: bool = False
+) -> Kernel:
     """The kernel for a format that takes `tile` rows of the step at a time.
+
+    With `bias` that is added after the sum, then with `residual` the residual stream.
 
     Up to 8 rows fit the registers of every format; 16 spill in formats of 256-value blocks.
 
     *Shapes*: `w` blocks [N, blocks]; `x_codes` i8 [T, K]; `x_scales` f32 [T, blocks];
-    `x_sums` i32 [T, K/16]; `y` f32 [T, N]. *Grid*: (ceil(N / 8), ceil(T / tile), 1).
+    `x_sums` i32 [T, K/16]; `y` f32 [T, N];
+    `bias` f32 [N]; `residual` f32 [T, N]. *Grid*: (ceil(N / 8), ceil(T / tile), 1).
     """
 
     def body(k: Builder) -> None:
         w = k.buffer("w", word_type(fmt))
         x = Activations(k, fmt)
         y = k.buffer("y", F32)
+        added = Added(k, bias, residual)
         rows = k.param("rows", U32)
         outputs = k.param("outputs", U32)
         blocks = k.param("blocks", U32)
@@ -63,9 +69,63 @@ def matmul(fmt: BlockFormat, tile: int = 1) -> Kernel:
             for t in range(tile):
                 row = first_row + t
                 with k.if_(row < rows):
-                    y[row * outputs + output] = partial[firsts[t]]
+                    place = row * outputs + output
+                    y[place] = added.to(partial[firsts[t]], output, place)
 
-    return Kernel(f"matmul_{fmt.name.lower()}_{tile}", WORKGROUP, body)
+    suffix = ("_bias" if bias else "") + ("_residual" if residual else "")
+    return Kernel(f"matmul_{fmt.name.lower()}_{tile}{suffix}", WORKGROUP, body)
+
+
+@cache
+def matmul_float(name: str, *, bias: bool = False, residual: bool = False) -> Kernel:
+    """The kernel for F32, F16 or BF16 weights (section 5 of the contract).
+
+    *Shapes*: `w` [N, K] in that type; `x` f32 [T, K]; the others as in `matmul`.
+    *Grid*: (ceil(N / 8), T, 1).
+    """
+
+    def body(k: Builder) -> None:
+        w = k.buffer("w", F32 if name == "F32" else Type.U16)
+        x, y = k.buffer("x", F32), k.buffer("y", F32)
+        added = Added(k, bias, residual)
+        outputs, inner = k.param("outputs", U32), k.param("inner", U32)
+        partial = k.shared(F32, WORKGROUP)
+
+        lane, row = k.thread(), k.group(1)
+        chain = lane % CHAINS
+        output = k.group(0) * OUTPUTS + lane // CHAINS
+        start = k.minimum(output, outputs - 1) * inner
+        total = k.variable(k.const(F32, 0.0))
+        with k.loop(chain, inner, CHAINS) as i:
+            weight = w[start + i]
+            if name == "F16":
+                weight = k.half_to_float(weight)
+            elif name == "BF16":
+                weight = (weight << 16).as_type(F32)
+            total.value = total.value + weight * x[row * inner + i]
+        partial[lane] = total.value
+        k.barrier()
+        fold(k, partial, [lane - chain], chain, CHAINS, lambda a, b: a + b)
+        with k.if_(chain.equals(0) & (output < outputs)):
+            place = row * outputs + output
+            y[place] = added.to(partial[lane], output, place)
+
+    suffix = ("_bias" if bias else "") + ("_residual" if residual else "")
+    return Kernel(f"matmul_{name.lower()}{suffix}", WORKGROUP, body)
+
+
+class Added:
+    """What joins a product after its sum: a bias, then the residual stream."""
+
+    def __init__(self, k: Builder, bias: bool, residual: bool) -> None:
+        self._bias = k.buffer("bias", F32) if bias else None
+        self._residual = k.buffer("residual", F32) if residual else None
+
+    def to(self, total: Value, output: Value, place: Value) -> Value:
+        """The sum with both."""
+        if self._bias is not None:
+            total = total + self._bias[output]
+        return total if self._residual is None else self._residual[place] + total
 
 
 class Activations:
