@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_server_vectors import embedder  # noqa: F401 (a fixture)
 
 from kinetic.api import Model
 
@@ -123,6 +124,33 @@ def test_anthropic_errors(anthropic):
         )
 
 
+def test_anthropic_tools(anthropic):
+    tool = {"name": "get_weather", "description": "weather", "input_schema": WEATHER["parameters"]}
+    forced = {"type": "tool", "name": "get_weather"}
+    asked = {
+        "model": "x",
+        "max_tokens": 80,
+        "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+        "tools": [tool],
+        "extra_body": {"temperature": 0},
+    }
+    done = anthropic.messages.create(**asked, tool_choice=forced)
+    (call,) = [block for block in done.content if block.type == "tool_use"]
+    assert done.stop_reason == "tool_use" and set(call.input) == {"city"}
+    with anthropic.messages.stream(**asked, tool_choice=forced) as stream:
+        (same,) = [b for b in stream.get_final_message().content if b.type == "tool_use"]
+    assert same.input == call.input
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "4 C, rain"}
+    asked["messages"] += [
+        {
+            "role": "assistant",
+            "content": [call.model_dump(include={"type", "id", "name", "input"})],
+        },
+        {"role": "user", "content": [result]},
+    ]
+    assert anthropic.messages.create(**asked).content
+
+
 def test_ollama(ollama, real):
     assert ollama.list().models[0].model.endswith(":latest")
     assert ollama.ps().models[0].size > 0
@@ -199,6 +227,38 @@ def test_openai_tools_and_schemas(openai):
     form = {"type": "json_schema", "json_schema": {"name": "c", "strict": True, "schema": schema}}
     held = openai.chat.completions.create(**settings, response_format=form).choices[0]
     assert set(json.loads(held.message.content)) == {"city", "size"}
+
+
+def test_openai_logprobs(openai):
+    asked = {"model": "x", "messages": HI, "max_tokens": 4, "temperature": 0}
+    done = openai.chat.completions.create(**asked, logprobs=True, top_logprobs=2).choices[0]
+    assert 1 <= len(done.logprobs.content) <= 4
+    assert all(len(token.top_logprobs) == 2 for token in done.logprobs.content)
+    scored = openai.completions.create(
+        model="x", prompt="One, two, three, four", echo=True, logprobs=1, max_tokens=1
+    )
+    told = scored.choices[0].logprobs
+    assert told.token_logprobs[0] is None and told.token_logprobs[-2] > -1  # " four", as expected
+    assert "".join(told.tokens) == scored.choices[0].text
+
+
+def test_vectors_of_the_real_clients(embedder):  # noqa: F811
+    library = pytest.importorskip("openai")
+    base = f"http://127.0.0.1:{embedder.port}"
+    made = library.OpenAI(base_url=f"{base}/v1", api_key="any").embeddings
+    packed = made.create(model="x", input=["a cat", "a dog"])  # asks for base64 by itself
+    plain = made.create(model="x", input=["a cat", "a dog"], encoding_format="float")
+    width = embedder.service.model.graph.meta.n_embd
+    for one, two in zip(packed.data, plain.data, strict=True):
+        assert len(one.embedding) == len(two.embedding) == width
+        assert one.embedding == pytest.approx(two.embedding, abs=1e-7)
+    client = pytest.importorskip("ollama").Client(host=base)
+    found = client.embed("x", input=["a cat", "a dog"]).embeddings
+    assert list(found[0]) == pytest.approx(plain.data[0].embedding, abs=1e-6)
+    chain = pytest.importorskip("langchain_openai").OpenAIEmbeddings(
+        base_url=f"{base}/v1", api_key="any", model="x", check_embedding_ctx_length=False
+    )
+    assert chain.embed_query("a cat") == pytest.approx(plain.data[0].embedding, abs=1e-6)
 
 
 def test_langchain(real):
