@@ -1,12 +1,14 @@
-"""What the two comparison scripts share: finding the programs, the machine, tables."""
+"""What the comparison scripts share: finding the programs, the machine, tables."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import shutil
 import statistics
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from _setup import KINETIC, stop
 
 
 def arguments(doc: str | None, default_repetitions: int) -> argparse.ArgumentParser:
-    """The options both scripts have."""
+    """The options they have."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -72,3 +74,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def best_and_median(samples: Sequence[float], better: str) -> tuple[float, float]:
     """The best sample, `better` being `high` or `low`, and the median."""
     return (max if better == "high" else min)(samples), statistics.median(samples)
+
+
+def peer_json(command: list[str]) -> object:
+    """What a program that prints JSON found; its failure ends the script."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        stop(f"{command[0]} failed with {done.returncode}: {done.stderr.strip()[-500:]}")
+    return json.loads(done.stdout)

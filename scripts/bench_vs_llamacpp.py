@@ -9,12 +9,18 @@ rounds counts (what disturbs a run only slows it); the median shows how quiet th
 
 from __future__ import annotations
 
-import json
 import shlex
-import subprocess
 import sys
 
-from _bench import arguments, best_and_median, kinetic_program, llama_program, machine, table
+from _bench import (
+    arguments,
+    best_and_median,
+    kinetic_program,
+    llama_program,
+    machine,
+    peer_json,
+    table,
+)
 from _setup import say, stop
 
 TESTS = ("pp512", "tg128")
@@ -40,9 +46,9 @@ def main() -> int:
         say(f"round {number + 1} of {options.repetitions}")
         for turn in ("kinetic", "llama") if number % 2 == 0 else ("llama", "kinetic"):
             if turn == "kinetic":
-                ours.append(_kinetic_speeds(_json(kinetic)))
+                ours.append(_kinetic_speeds(peer_json(kinetic)))
             else:
-                build, speeds = _llama_speeds(_json(llama))
+                build, speeds = _llama_speeds(peer_json(llama))
                 peers.append(speeds)
 
     rows = [_row(test, [s[i] for s in ours], [s[i] for s in peers]) for i, test in enumerate(TESTS)]
@@ -62,13 +68,6 @@ def _row(test: str, ours: list[float], peers: list[float]) -> tuple[str, ...]:
         *(f"{best:.1f}", f"{median:.1f}", f"{peer_best:.1f}", f"{peer_median:.1f}"),
         *(f"{best / peer_best:.2f}x", f"{median / peer_median:.2f}x"),
     )
-
-
-def _json(command: list[str]) -> object:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        stop(f"{command[0]} failed with {done.returncode}: {done.stderr.strip()[-500:]}")
-    return json.loads(done.stdout)
 
 
 def _kinetic_speeds(found: object) -> Speeds:

@@ -165,7 +165,7 @@ def _good_receipt() -> list[bytes]:
     check_fields(whole, "the fuzzer's receipt")
     return [
         receipt_text(whole).encode(),
-        canonical(signed(whole, SigningKey(b"f" * 32))),  # type: ignore[arg-type]
+        canonical(signed(whole, SigningKey(b"f" * 32))),
     ]
 
 
