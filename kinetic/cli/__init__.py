@@ -47,7 +47,6 @@ COMMANDS = {
 }
 
 
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one `kinetic` command line and return its exit code."""
     try:
