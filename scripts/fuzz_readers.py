@@ -137,7 +137,9 @@ def _good_receipt() -> list[bytes]:
     tokens = {"count": 3, "blake3": token_hash(ids), "ids": ids}
     file = {"file": "a.gguf", "path": "a.gguf", "size": 9, "blake3": "0" * 64}
     plain = SamplingParams(seed=7)
-    names = [name for name in RECEIPT["sampling"] if hasattr(plain, name)]
+    fields = RECEIPT["sampling"]
+    assert isinstance(fields, dict)
+    names = [name for name in fields if hasattr(plain, name)]
     sampling = {name: getattr(plain, name) for name in names} | {"logit_bias": {"3": "-inf"}}
     style = {"opener": "<t>", "closer": "</t>", "turn": "", "answer": "", "open": True}
     sampling |= {
