@@ -444,6 +444,15 @@ def _attend(s: GpuScheduler, node: Node) -> None:
     )
 
 
+def _temper(s: GpuScheduler, node: Node) -> None:
+    x, width = node.arg("x"), s.width(node)
+    s.order_reads(s.place(x))
+    buffers = [("r", s.place(x)), _step_words(s, "lengths"), ("w", s.result(node))]
+    grid = (Extent("1", width, row_kernels.WORKGROUP), Extent("T"), ONE)
+    kernel = row_kernels.temper(node.get("scale", float), node.get("every", int))
+    s.launch(node, kernel, buffers, [width], grid)
+
+
 def _take_outputs(s: GpuScheduler, node: Node) -> None:
     x = node.arg("x")
     width = s.width(x)
@@ -468,6 +477,7 @@ EMITTERS: dict[str, Callable[[GpuScheduler, Node], None]] = {
     "rope": _rope,
     "attention": _attention,
     "attention_again": _attend,
+    "temper": _temper,
     "take_outputs": _take_outputs,
 }
 """The ops that GPU classes run."""

@@ -22,7 +22,7 @@ from kinetic.runtime.engine import Engine, Work
 
 RUNS = (
     *("llama", "qwen2", "qwen3", "gemma3", "granite", "ernie4_5", "olmo2", "exaone4"),
-    *("hunyuan-dense", "smollm3", "phi3", "glm4", "qwen3vl"),
+    *("hunyuan-dense", "smollm3", "phi3", "glm4", "qwen3vl", "mistral3"),
 )
 """Families that the class runs."""
 FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "F32", "F16", "BF16")

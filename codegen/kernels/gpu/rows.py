@@ -177,6 +177,25 @@ def write_pages(heads: int, width: int) -> Kernel:
 
 
 @cache
+def temper(scale: float, every: int) -> Kernel:
+    """Queries made larger by how many whole contexts lie before the row's position.
+
+    *Shapes*: `x`, `y` f32 [T, width]; `lengths` u32 [T], positions plus one.
+    *Grid*: (ceil(width / 64), T, 1).
+    """
+
+    def body(k: Builder) -> None:
+        x, lengths, y = k.buffer("x", F32), k.buffer("lengths", U32), k.buffer("y", F32)
+        width = k.param("width", U32)
+        here, row = _place(k, width), k.group(1)
+        contexts = ((lengths[row] - 1) // every).to_float()
+        place = row * width + here
+        y[place] = math.temper(MathWords(k), x[place], contexts, k.const(F32, scale))
+
+    return Kernel("temper", WORKGROUP, body)
+
+
+@cache
 def take_rows() -> Kernel:
     """Rows by number. *Shapes*: `x` f32 [T, width]; `rows` u32 [R]; `y` f32 [R, width].
     *Grid*: (ceil(width / 64), R, 1)."""
