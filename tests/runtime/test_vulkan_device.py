@@ -172,3 +172,27 @@ def test_a_device_that_is_not_there_is_named(tmp_path: Path) -> None:
     needs_vulkan()
     with pytest.raises(UnsupportedError, match="no device vulkan77"):
         Model.load(tiny_model("llama", tmp_path / "m.gguf"), device="vulkan77", ctx_size=256)
+
+
+def test_sequences_that_share_steps_get_the_words_they_get_alone(
+    tmp_path: Path, kept: Path
+) -> None:
+    needs_vulkan()
+    with GGUFFile.open(tiny_model("qwen3", tmp_path / "m.gguf")) as file:
+        pages = Engine.pages_for(256, 2)
+        gpu = VulkanDevice(
+            compile_for_vulkan(build(file)), file, n_ctx=256, n_pages=pages, cache=kept
+        )
+        try:
+            engine = Engine(gpu, 256, pages)
+            prompts = [list(range(3, 30)), list(range(90, 70, -1))]
+            alone = []
+            for prompt in prompts:
+                sequence = engine.new_sequence()
+                alone.append(engine.step([Work(sequence, prompt, 1)])[0].copy())
+                sequence.close()
+            work = [Work(engine.new_sequence(), prompt, 1) for prompt in prompts]
+            together = [x.copy() for x in engine.step(work)]
+        finally:
+            gpu.close()
+    assert all(same_words(a, b) for a, b in zip(together, alone, strict=True))
