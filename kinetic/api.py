@@ -13,9 +13,10 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, cast
 
@@ -377,10 +378,12 @@ class Model:
     ) -> Iterator[Piece]:
         """Yield the answer token by token; `last_stats` is filled when it ends.
 
+        `max_tokens` None is no limit but the context.
+
         *Raises* `ContextError` when the prompt does not fit the context, `UsageError` when it
-        is empty or holds a number that is no token of the model.
+        is empty or holds what is no token of the model, and for limits that are no whole number.
         """
-        prompt = list(prompt_ids)
+        prompt = _token_ids(prompt_ids)
         if not prompt:
             raise UsageError("the prompt has no tokens; give some text")
         n_vocab = self.graph.meta.n_vocab
@@ -416,6 +419,7 @@ class Model:
         name tokens the model lacks.
         """
         self._must_generate()
+        _check_limit(request.max_tokens)
         params = self._resolved(request.params)
         sampler = Sampler(params, self.graph.meta.n_vocab, request.choice)
         ends = frozenset() if request.ignore_eos else frozenset(self.tokenizer.end_ids)
@@ -546,10 +550,41 @@ class Model:
         return self.scheduler.call(measure)
 
     def close(self) -> None:
-        """Give threads and the file back."""
-        self.scheduler.close()
+        """Cancel the answers that run or wait, within one step, and give threads and the file
+        back; whoever still iterates over an answer gets what was made of it."""
+        self.scheduler.close(cancel=True)
         self.engine.device.close()
         self.file.close()
+
+
+def _token_ids(given: object) -> list[int]:
+    """The tokens of a prompt. *Raises* `UsageError` for what is no list of whole numbers."""
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise UsageError(
+            f"the prompt is {_kind(given)}; give its token ids, as encode_prompt makes them"
+        )
+    prompt = list(given)
+    for token in prompt:
+        if isinstance(token, bool) or not isinstance(token, Integral):
+            raise UsageError(
+                f"the prompt holds what is {_kind(token)}; give token ids, as encode_prompt does"
+            )
+    return [int(token) for token in prompt]
+
+
+def _check_limit(max_tokens: object) -> None:
+    if max_tokens is None:
+        return
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, Integral):
+        raise UsageError(
+            f"max_tokens is {max_tokens!r:.40}; give a whole number, or None for no limit"
+        )
+    if max_tokens < 0:
+        raise UsageError(f"max_tokens is {max_tokens}; give 0 or more, or None for no limit")
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"of type {type(value).__name__}"
 
 
 def _context(graph: Graph, asked: int | None) -> int:

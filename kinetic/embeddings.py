@@ -10,9 +10,11 @@ and in which batches they run, changes nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from functools import partial
+from numbers import Integral
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +28,14 @@ from kinetic.runtime.sequence import Sequence
 from kinetic.text.tokenizer import Tokenizer
 from kinetic.text.vocab import Metadata
 
+Item = TypeVar("Item")
 Vector = npt.NDArray[np.float32]
 Text = str | Items[int]
 """A text, or its token ids as they are to be run."""
 
 MOST_ROWS = 8192
 """Rows of a step in models that take whole texts; no text may be longer."""
+_NO_TEXT = "a text must be a string or a list of token ids, not {}; give texts in a list"
 _TEMPLATE_KEY = "tokenizer.chat_template.rerank"
 _PLACE = re.compile(r"\{(query|document)\}")
 
@@ -62,6 +66,16 @@ def normalized(x: Vector) -> Vector:
     return x if total[0] == 0 else x * ar.rsqrt(total)
 
 
+def _listed(given: Iterable[Item], what: str) -> list[Item]:
+    """Some texts. *Raises* `UsageError` for one text, which would be taken for its letters."""
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise UsageError(
+            f"{what} must be a list of texts, not {type(given).__name__}; "
+            "put a single text into a list"
+        )
+    return list(given)
+
+
 class Embedder:
     """Runs texts on an engine; safe to call from several threads, which take turns: `call`
     runs a step where nobody else uses the engine (`Scheduler.call`)."""
@@ -88,7 +102,8 @@ class Embedder:
         """See `Model.embed`."""
         if self.output != "embedding":
             raise UsageError("this is a reranking model, which scores documents; use rank")
-        vectors = self._run([self._checked(t, i, truncate) for i, t in enumerate(texts)])
+        given = _listed(texts, "texts")
+        vectors = self._run([self._checked(t, i, truncate) for i, t in enumerate(given)])
         if dimensions is not None:
             width = self._engine.device.program.outputs[self.output].width
             if not 1 <= dimensions <= width:
@@ -103,7 +118,12 @@ class Embedder:
         """The token ids of a text, with those that the vocabulary puts around it."""
         if isinstance(text, str):
             return self._tokenizer.encode(text, add_special=True)
-        return [int(token) for token in text]
+        if isinstance(text, bytes) or not isinstance(text, Iterable):
+            raise UsageError(_NO_TEXT.format(type(text).__name__))
+        ids = list(text)
+        if any(isinstance(i, bool) or not isinstance(i, Integral) for i in ids):
+            raise UsageError("a text's token ids must be whole numbers; give those, or a string")
+        return [int(token) for token in ids]
 
     def _checked(self, text: Text, index: int, truncate: bool) -> list[int]:
         """A text's tokens, if it can be run."""
@@ -133,7 +153,13 @@ class Embedder:
         """See `Model.rank`."""
         if self.output != "scores":
             raise UsageError("this model has no classifier to score documents with; use embed")
-        pairs = [self.pair(query, document) for document in documents]
+        given = _listed(documents, "documents")
+        for text in (query, *given):
+            if not isinstance(text, str):
+                raise UsageError(
+                    f"the query and each document must be a string, not {type(text).__name__}"
+                )
+        pairs = [self.pair(query, document) for document in given]
         scores = self._run([self._checked(p, i, truncate) for i, p in enumerate(pairs)])
         return [self._score(s, raw) for s in scores]
 

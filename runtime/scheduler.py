@@ -114,7 +114,7 @@ class Scheduler:
             waiting, limit = earnest - self.parallel, self.queue_limit
             if limit is not None and waiting >= limit and not request.ahead:
                 raise QueueFull(
-                    f"{self.parallel} requests are running and {self.queue_limit} are waiting, "
+                    f"{_are(self.parallel, 'request')} running and {_are(limit)} waiting, "
                     "which is as many as may; try again later, or raise --parallel"
                 )
             self._queue.append(answer)
@@ -436,6 +436,11 @@ class Scheduler:
             for path, chain in zip(paths, chains, strict=True)
         ]
         return _Turn(answer, works, chains)
+
+
+def _are(n: int, noun: str = "") -> str:
+    """So many of something, with the verb."""
+    return f"{n} {noun}{'s' if noun and n != 1 else ''}".rstrip() + (" is" if n == 1 else " are")
 
 
 def _close_branches(turn: _Turn, but: Sequence) -> None:

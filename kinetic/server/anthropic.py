@@ -22,6 +22,7 @@ from kinetic.server.fields import (
     SamplingFields,
     check_length,
     encode,
+    refuse_receipt,
     salt_of,
     sampling_params,
     stops,
@@ -60,6 +61,7 @@ class MessagesBody(Struct, kw_only=True):
     chat_template_kwargs: Json | None = None
     cache_salt: str | None = None
     seed: int | None = None
+    receipt: bool | None = None
 
 
 async def messages(request: Request) -> Response:
@@ -86,8 +88,11 @@ async def count_tokens(request: Request) -> Response:
 
 
 def _ask(service: Service, body: MessagesBody, salt: str) -> Ask:
-    if body.max_tokens is not None and body.max_tokens < 1:
+    if body.max_tokens is None:
+        raise ApiError(400, "max_tokens is missing; give it", "max_tokens")
+    if body.max_tokens < 1:
         raise ApiError(400, "max_tokens must be at least 1", "max_tokens")
+    refuse_receipt(body.receipt)
     prompt, shape = _prompt(service, body)
     check_length(prompt.ids, service)
     sampling = SamplingFields(
@@ -106,6 +111,12 @@ def _ask(service: Service, body: MessagesBody, salt: str) -> Ask:
 def _prompt(service: Service, body: MessagesBody) -> tuple[Prompt, Shape]:
     asked = body.tool_choice or {}
     kind = asked.get("type", "auto")
+    if kind not in ("auto", "any", "none", "tool"):
+        raise ApiError(
+            400, 'tool_choice.type must be "auto", "any", "tool" or "none"', "tool_choice.type"
+        )
+    if kind == "tool" and not isinstance(asked.get("name"), str):
+        raise ApiError(400, "tool_choice.name is missing; give a tool's name", "tool_choice.name")
     wanted_call = {"name": asked.get("name")} if kind == "tool" else kind
     offered = [tool for given in body.tools or () if (tool := _tool(given)) is not None]
     tools, choice = choose_tools(offered, wanted_call)
@@ -121,15 +132,31 @@ def _prompt(service: Service, body: MessagesBody) -> tuple[Prompt, Shape]:
     talk = Conversation(
         out, tools, body.chat_template_kwargs, think, effort if isinstance(effort, str) else None
     )
-    wanted = body.output_format or (body.output_config or {}).get("format")
-    schema = wanted.get("schema") if isinstance(wanted, Mapping) else None
     shape = Shape(
         chat=True,
         choice=choice,
         parallel_calls=False if asked.get("disable_parallel_tool_use") else None,
-        schema=schema,
+        schema=_schema(body),
+        schema_field="output_format",
     )
     return chat_prompt(service, talk), shape
+
+
+def _schema(body: MessagesBody) -> Mapping[str, Any] | bool | None:
+    """What the answer is held to. Raises: ApiError for a form that cannot be held to."""
+    where, wanted = "output_format", body.output_format
+    if wanted is None and body.output_config is not None:
+        where, wanted = "output_config.format", body.output_config.get("format")
+    if wanted is None:
+        return None
+    if not isinstance(wanted, Mapping):
+        raise ApiError(400, f"{where} must be an object with a type and a schema", where)
+    if wanted.get("type", "json_schema") != "json_schema":
+        raise ApiError(400, f'{where}.type must be "json_schema"', f"{where}.type")
+    schema = wanted.get("schema")
+    if not isinstance(schema, Mapping | bool):
+        raise ApiError(400, f"{where}.schema must be a JSON Schema object", f"{where}.schema")
+    return schema
 
 
 def _tool(tool: Mapping[str, Any]) -> Json | None:

@@ -84,6 +84,7 @@ def build_app(service: Service) -> Starlette:
         },
     )
     app.state.service = service
+    app.router.redirect_slashes = False  # a redirect has no words and loses bodies
     return app
 
 

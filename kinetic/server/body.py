@@ -75,20 +75,23 @@ def decode(data: bytes, shape: type[T]) -> T:
     try:
         return msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"), type=shape)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from None
+        raise invalid(str(error)) from None
     except (msgspec.DecodeError, UnicodeError, ValueError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}; check what is sent") from None
     except (RecursionError, MemoryError):
         raise ApiError(400, "the body is nested too deep; send a flatter JSON object") from None
 
 
-def _invalid(words: str) -> ApiError:
+def invalid(words: str, under: str = "") -> ApiError:
+    """What msgspec found wrong, in everyone's words; `under` is the field that it looked at."""
     found = _AT.match(words)
     what, path = (found["what"], found["path"]) if found else (words, "$")
-    param = path.removeprefix("$").removeprefix(".")
+    param = f"{under}{path.removeprefix('$')}".removeprefix(".")
     if missing := re.match(r"Object missing required field `(.*)`", what):
         param = f"{param}.{missing[1]}".removeprefix(".")
         return ApiError(400, f"{param} is missing; give it", param=param)
+    if what == "Number out of range" or what == "Integer value out of range":
+        return ApiError(400, f"{param or 'a number'} is out of range; give a smaller number")
     want = _GOT.match(what)
     text = want["want"].replace("`", "") if want else what
     if not param:

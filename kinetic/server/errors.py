@@ -107,6 +107,16 @@ def error_response(dialect: Dialect, error: ApiError) -> Response:
     )
 
 
+def cut_off() -> ApiError:
+    """What a client is told whose answer the server ended: never that it is complete."""
+    return ApiError(
+        503,
+        "the answer was cut off, as the server is stopping; send the request again",
+        code="cut_off",
+        retry_after=5,
+    )
+
+
 def from_kinetic(error: KineticError) -> ApiError:
     """An error of the engine as one of the API."""
     if isinstance(error, QueueFull):

@@ -21,7 +21,7 @@ from kinetic import generation
 from kinetic.errors import KineticError
 from kinetic.receipts.make import Heard
 from kinetic.runtime.request import Counts, Token
-from kinetic.server.errors import from_kinetic
+from kinetic.server.errors import cut_off, from_kinetic
 from kinetic.text.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCallStart
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class _Choice:
     """One generation, its text parsed into pieces."""
 
     def __init__(self, index: int, ask: Ask, end_ids: frozenset[int]) -> None:
-        self.index = index
+        self.index, self._ahead = index, ask.ahead
         self._parser = ask.new_parser()
         self._end_ids = end_ids
         self._tokens: list[Token] = []
@@ -134,7 +134,7 @@ class _Choice:
     def take(self, event: generation.Event) -> list[Event]:
         """The neutral events of one of the engine's.
 
-        Raises: ApiError where the engine failed.
+        Raises: ApiError where the engine failed or the answer was cut off.
         """
         self.heard.take(event)
         if isinstance(event, generation.PromptEvent):
@@ -161,12 +161,14 @@ class _Choice:
             log.error("the engine failed on a request: %s", event.error)
             raise from_kinetic(event.error)
         ended = event.reason in ("end", "stop") or self.complete
+        if event.reason == "cancelled" and not ended and not self._ahead:
+            raise cut_off()
         out = self._pieces(self._parser.flush("stop" if ended else "length"))
         reason: FinishReason = "length"
         if ended:
             reason = "tool_calls" if self._called else "stop"
         elif event.reason == "cancelled":
-            reason = "cancelled"
+            reason = "cancelled"  # a prompt that was run ahead made way
         tokens = self._take_tokens()
         out.append(
             Finish(
@@ -257,7 +259,7 @@ class Answers:
     async def __aiter__(self) -> AsyncIterator[Event]:
         """The events, to the end of the last choice.
 
-        Raises: ApiError where the engine failed.
+        Raises: ApiError where the engine failed or the answer was cut off.
         """
         left = len(self._choices)
         while left:
@@ -281,7 +283,7 @@ class Answers:
     async def whole(self) -> list[Whole]:
         """All choices, gathered.
 
-        Raises: ApiError where the engine failed.
+        Raises: ApiError where the engine failed or the answer was cut off.
         """
         out = [Whole() for _ in self._choices]
         async for event in self:

@@ -26,6 +26,33 @@ _SET_BY_NAME = (
 )
 
 
+_CHAIN: dict[str, tuple[str, Json]] = {
+    "penalties": ("e", {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}),
+    "dry": ("d", {"dry_multiplier": 0.0}),
+    "top_n_sigma": ("s", {"top_n_sigma": -1.0}),
+    "top_k": ("k", {"top_k": 0}),
+    "typ_p": ("y", {"typical_p": 1.0}),
+    "top_p": ("p", {"top_p": 1.0}),
+    "min_p": ("m", {"min_p": 0.0}),
+    "xtc": ("x", {"xtc_probability": 0.0}),
+    "temperature": ("t", {"temperature": 1.0}),
+}
+"""The samplers in the order that they run in, in llama-server's words: the letter, and what
+turns one off."""
+_OTHER_NAMES = {
+    "top-n-sigma": "top_n_sigma",
+    "top-k": "top_k",
+    "typical": "typ_p",
+    "typ-p": "typ_p",
+    "typical_p": "typ_p",
+    "typical-p": "typ_p",
+    "top-p": "top_p",
+    "nucleus": "top_p",
+    "min-p": "min_p",
+    "temp": "temperature",
+}
+
+
 class SamplingFields(Struct, kw_only=True):
     """Sampling as llama-server spells it."""
 
@@ -53,6 +80,8 @@ class SamplingFields(Struct, kw_only=True):
     seed: int | None = None
     logit_bias: dict[str, float] | list[Any] | None = None
     stop: str | list[str] | None = None
+    samplers: str | list[str] | None = None
+    dynatemp_range: Annotated[float, Meta(ge=0)] | None = None
     ignore_eos: bool | None = None
     cache_salt: str | None = None
 
@@ -76,12 +105,48 @@ def sampling_params(fields: SamplingFields, service: Service) -> SamplingParams:
         given["dry_sequence_breakers"] = tuple(b for b in fields.dry_sequence_breakers if b)
     if fields.seed is not None and fields.seed >= 0:  # -1 is llama-server's "a fresh one"
         given["seed"] = fields.seed
+    if fields.dynatemp_range:
+        raise ApiError(
+            400, "dynatemp_range is not supported; leave it out, or give 0", "dynatemp_range"
+        )
+    if fields.samplers is not None:
+        given |= _left_out(fields.samplers)
     if fields.logit_bias:
         given["logit_bias"] = logit_bias(fields.logit_bias, service)
     try:
         return service.defaults.with_overrides(**given)
     except KineticError as error:
         raise from_kinetic(error) from None
+
+
+def _left_out(samplers: str | list[str]) -> Json:
+    """The settings that turn off what a list of samplers leaves out; the order is the engine's.
+
+    Raises: ApiError for a name that is no sampler, or another order.
+    """
+    if isinstance(samplers, str):
+        by_letter = {letter: name for name, (letter, _) in _CHAIN.items()}
+        names = [by_letter.get(letter, letter) for letter in samplers]
+    else:
+        names = [_OTHER_NAMES.get(name, name) for name in samplers]
+    order = list(_CHAIN)
+    unknown = next((name for name in names if name not in _CHAIN), None)
+    if unknown is not None:
+        raise ApiError(
+            400,
+            f"samplers names {unknown[:40]!r}, which is no sampler here; there are "
+            f"{', '.join(order)}",
+            "samplers",
+        )
+    if names != [name for name in order if name in names]:
+        raise ApiError(
+            400, f"samplers must be in the order that they run in: {', '.join(order)}", "samplers"
+        )
+    out: Json = {}
+    for name, (_, off) in _CHAIN.items():
+        if name not in names:
+            out |= off
+    return out
 
 
 def logit_bias(given: dict[str, float] | list[Any], service: Service) -> dict[int, float]:
@@ -139,6 +204,16 @@ def salt_of(request: Request, given: str | None = None) -> str:
     if not key and not given:
         return ""
     return hashlib.sha256(f"{key}\0{given or ''}".encode("utf-8", "replace")).hexdigest()
+
+
+def refuse_receipt(given: bool | None) -> None:
+    """Raises: ApiError where a route is asked for a receipt that gives none."""
+    if given:
+        raise ApiError(
+            400,
+            "receipt is not supported here; ask /v1/chat/completions or /v1/completions for one",
+            "receipt",
+        )
 
 
 def check_length(prompt_ids: list[int], service: Service) -> None:

@@ -22,6 +22,7 @@ from kinetic.server.fields import (
     SamplingFields,
     check_length,
     encode,
+    refuse_receipt,
     salt_of,
     sampling_params,
     stops,
@@ -59,6 +60,13 @@ _FIM = {
 families."""
 
 
+class Lora(Struct, kw_only=True):
+    """How much of an adapter an answer is to have."""
+
+    id: int
+    scale: float = 1.0
+
+
 class CompletionBody(SamplingFields, kw_only=True):
     """The body of /completion."""
 
@@ -70,14 +78,24 @@ class CompletionBody(SamplingFields, kw_only=True):
     grammar: str | None = None
     json_schema: Json | bool | None = None
     n_keep: int | None = None
+    lora: list[Lora] | None = None
+    response_fields: list[str] | None = None
+    receipt: bool | None = None
+
+
+class Extra(Struct, kw_only=True):
+    """A text that stands before the one with the hole."""
+
+    text: str
+    filename: str | None = None
 
 
 class InfillBody(CompletionBody, kw_only=True):
     """The body of /infill."""
 
-    input_prefix: str = ""
-    input_suffix: str = ""
-    input_extra: list[Json] | None = None
+    input_prefix: str
+    input_suffix: str
+    input_extra: list[Extra] | None = None
 
 
 class TokenizeBody(Struct, kw_only=True):
@@ -125,18 +143,22 @@ async def _complete(
         if len(asks) > 1:
             raise ApiError(400, "a stream answers one prompt; send one request a prompt", "prompt")
         answers = await Answers.start(service, asks[0])
-        return Stream(answers, _stream(service, answers), _failed)
+        return Stream(answers, _stream(service, answers, body.response_fields), _failed)
     found = []
     for one in asks:
         answers = await Answers.start(service, one)
         (answer,) = await whole(request, answers)
-        found.append(_whole(service, one, answer, answers.record.slot))
+        told = _whole(service, one, answer, answers.record.slot)
+        found.append(_chosen(told, body.response_fields))
     many = isinstance(body.prompt, list) and len(found) > 1
     return json_response(found if many else found[0])
 
 
 def _ask(service: Service, body: CompletionBody, salt: str) -> Ask:
+    refuse_receipt(body.receipt)
+    _check_lora(service, body.lora or ())
     limit = body.n_predict if body.max_tokens is None else body.max_tokens
+    shape = Shape(grammar=body.grammar, schema=body.json_schema, schema_field="json_schema")
     return Ask(
         prompt_ids=(),
         params=sampling_params(body, service),
@@ -145,8 +167,28 @@ def _ask(service: Service, body: CompletionBody, salt: str) -> Ask:
         logprobs=body.n_probs or None,
         salt=salt,
         ignore_eos=bool(body.ignore_eos),
-        **shaped(service, Shape(grammar=body.grammar, schema=body.json_schema), None),
+        **shaped(service, shape, None),
     )
+
+
+def _check_lora(service: Service, wanted: Sequence[Lora]) -> None:
+    """Raises: ApiError for adapters, or shares of them, that the model was not loaded with."""
+    loaded = service.model.adapters
+    for one in wanted:
+        if not 0 <= one.id < len(loaded):
+            known = f"ids 0 to {len(loaded) - 1}" if loaded else "none; start it with --lora"
+            raise ApiError(
+                400,
+                f"lora names {one.id}, which is no adapter here; the server has {known}",
+                "lora",
+            )
+        if one.scale != loaded[one.id][1]:
+            raise ApiError(
+                400,
+                f"the scale of lora {one.id} is {loaded[one.id][1]:g} for every request; "
+                "set another with --lora-scaled when the server starts",
+                "lora",
+            )
 
 
 def _infill_ids(service: Service, body: InfillBody) -> list[int]:
@@ -157,7 +199,7 @@ def _infill_ids(service: Service, body: InfillBody) -> list[int]:
             400, "this model does not fill in the middle of a text; use /completion instead"
         )
     pre, suf, mid = (parts[name] or 0 for name in ("pre", "suf", "mid"))
-    lead = "".join(str(extra.get("text", "")) + "\n" for extra in body.input_extra or ())
+    lead = "".join(extra.text + "\n" for extra in body.input_extra or ())
     prefix = tokenizer.encode(lead + body.input_prefix)
     if isinstance(body.prompt, str):
         prefix += tokenizer.encode(body.prompt)
@@ -179,7 +221,23 @@ def fim_token(service: Service, part: str) -> int | None:
 # Answers. ----------------------------------------------------------------------------------
 
 
-async def _stream(service: Service, answers: Answers) -> AsyncIterator[bytes]:
+def _chosen(told: Json, fields: Sequence[str] | None) -> Json:
+    """Only some fields of an answer; `a/b` is `b` inside `a`."""
+    if not fields:
+        return told
+    out: Json = {}
+    for path in fields:
+        value: Any = told
+        for name in path.split("/"):
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is not None:
+            out[path] = value
+    return out
+
+
+async def _stream(
+    service: Service, answers: Answers, fields: Sequence[str] | None
+) -> AsyncIterator[bytes]:
     ask, count, gathered = answers.ask, 0, Whole()
     async for event in answers:
         if isinstance(event, Piece):
@@ -200,7 +258,8 @@ async def _stream(service: Service, answers: Answers) -> AsyncIterator[bytes]:
             gathered.add(event)
             last = _whole(service, ask, gathered, answers.record.slot)
             last |= {"content": "", "tokens": [t.id for t in last_tokens]}
-            yield sse(encode(last | _probabilities(service, ask, last_tokens)))
+            last |= _probabilities(service, ask, last_tokens)
+            yield sse(encode(_chosen(last, fields)))
         elif isinstance(event, Quiet):
             yield KEEP_ALIVE
 

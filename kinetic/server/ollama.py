@@ -11,16 +11,16 @@ import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from kinetic._version import __version__
 from kinetic.server.asks import Ask
-from kinetic.server.body import read, service_of
+from kinetic.server.body import invalid, read, service_of
 from kinetic.server.errors import ApiError, error_body
 from kinetic.server.events import Answers, Call, Finish, Piece, Quiet, Whole
 from kinetic.server.fields import (
@@ -28,6 +28,7 @@ from kinetic.server.fields import (
     SamplingFields,
     check_length,
     encode,
+    refuse_receipt,
     salt_of,
     sampling_params,
     stops,
@@ -66,6 +67,13 @@ class _Common(Struct, kw_only=True):
     top_logprobs: int | None = None
     template: str | None = None
     cache_salt: str | None = None
+    receipt: bool | None = None
+
+
+class Options(SamplingFields, kw_only=True):
+    """The options that an answer depends on."""
+
+    num_predict: Annotated[int, Meta(ge=-2)] | None = None
 
 
 class ChatBody(_Common, kw_only=True):
@@ -237,6 +245,7 @@ async def generate(request: Request) -> Response:
 
 
 def _check(body: _Common) -> None:
+    refuse_receipt(body.receipt)
     if body.template:
         raise ApiError(400, "template is not supported; start the server with another one")
     if isinstance(body.keep_alive, str) and not _DURATION.fullmatch(body.keep_alive):
@@ -280,16 +289,17 @@ def _generate_ask(service: Service, body: GenerateBody, salt: str) -> Ask:
 def _ask(service: Service, body: _Common, prompt: Prompt, shape: Shape, salt: str) -> Ask:
     check_length(prompt.ids, service)
     options = {k: v for k, v in (body.options or {}).items() if v is not None}
+    given = {name: options[name] for name in (*_SAMPLING, "num_predict") if name in options}
     try:
-        given = {name: options[name] for name in _SAMPLING if name in options}
-        fields = msgspec.convert(given, SamplingFields)
-        limit = msgspec.convert(options.get("num_predict"), int | None)
+        fields = msgspec.convert(given, Options)
     except msgspec.ValidationError as error:
-        raise ApiError(400, f"options: {error}") from None
+        raise invalid(str(error), "options") from None
+    limit = fields.num_predict
     shape = replace(
         shape,
         json_object=body.format == "json",
         schema=body.format if isinstance(body.format, dict) else None,
+        schema_field="format",
     )
     if isinstance(body.format, str) and body.format not in ("json", ""):
         raise ApiError(400, 'format must be "json" or a JSON Schema', "format")

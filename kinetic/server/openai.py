@@ -24,6 +24,7 @@ from kinetic.server.fields import (
     OpenAISampling,
     check_length,
     encode,
+    refuse_receipt,
     salt_of,
     sampling_params,
     stops,
@@ -75,6 +76,8 @@ class ChatFields(GenerationFields, kw_only=True):
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
+    functions: list[Json] | None = None
+    function_call: str | Json | None = None
 
 
 class CompletionFields(GenerationFields, kw_only=True):
@@ -84,6 +87,7 @@ class CompletionFields(GenerationFields, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=20)] | bool | None = None
     echo: bool | None = None
     suffix: str | None = None
+    best_of: int | None = None
 
 
 # Requests. ---------------------------------------------------------------------------------
@@ -168,6 +172,9 @@ def _chat_ask(service: Service, body: ChatFields, salt: str) -> Ask:
 
 def chat_shape(service: Service, body: ChatFields) -> tuple[Prompt, Shape]:
     """The prompt of a chat, and what its answer must look like."""
+    for old, new in (("functions", "tools"), ("function_call", "tool_choice")):
+        if getattr(body, old) is not None:
+            raise ApiError(400, f"{old} is not supported; use {new} instead", old)
     think = body.enable_thinking
     if think is None:
         think = think_of(body.reasoning_effort)
@@ -208,6 +215,7 @@ async def prefill(request: Request) -> Response:
 
 def _prefill_ask(service: Service, body: ChatFields, salt: str) -> Ask | None:
     """The part of the prompt that does not depend on how the last word goes on."""
+    refuse_receipt(body.receipt)
     if not body.messages:
         raise ApiError(400, "messages is empty; give at least one message", "messages")
     prompt, _ = chat_shape(service, body)
@@ -268,6 +276,14 @@ async def _scored(service: Service, body: CompletionFields, ask: Ask) -> Ask:
 
 
 def _completion_asks(service: Service, body: CompletionFields, salt: str) -> list[Ask]:
+    if body.suffix:
+        raise ApiError(
+            400, "suffix is not supported here; /infill fills in the middle of a text", "suffix"
+        )
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise ApiError(
+            400, "best_of is not supported unless it is n; ask for n answers and choose", "best_of"
+        )
     prompts = prompt_ids(service, body.prompt)
     for ids in prompts:
         check_length(ids, service)
@@ -399,7 +415,7 @@ class _Chat(_Reply):
             "index": index,
             "message": message,
             "logprobs": self._logprobs(whole.tokens, ask),
-            "finish_reason": finish_reason(whole.reason),
+            "finish_reason": whole.reason,
         }
 
     def first(self, index: int, ask: Ask) -> Json | None:
@@ -423,7 +439,7 @@ class _Chat(_Reply):
 
     def last(self, finish: Finish, ask: Ask) -> Json:
         choice = self._delta(finish.choice, {}, self._logprobs(finish.tokens, ask) or None)
-        return {**choice, "finish_reason": finish_reason(finish.reason)}
+        return {**choice, "finish_reason": finish.reason}
 
     @staticmethod
     def _delta(index: int, delta: Json, logprobs: Json | None = None) -> Json:
@@ -457,7 +473,7 @@ class _Completion(_Reply):
             "index": index,
             "text": self._echo(ask) + whole.text,
             "logprobs": self._logprobs(index, [*ask.prompt_scores, *whole.tokens], ask),
-            "finish_reason": finish_reason(whole.reason),
+            "finish_reason": whole.reason,
         }
 
     def first(self, index: int, ask: Ask) -> Json | None:
@@ -476,7 +492,7 @@ class _Completion(_Reply):
     def last(self, finish: Finish, ask: Ask) -> Json:
         logprobs = self._logprobs(finish.choice, finish.tokens, ask) if finish.tokens else None
         choice = self._text(finish.choice, "", logprobs)
-        return {**choice, "finish_reason": finish_reason(finish.reason)}
+        return {**choice, "finish_reason": finish.reason}
 
     @staticmethod
     def _text(index: int, text: str, logprobs: Json | None) -> Json:
@@ -534,11 +550,6 @@ async def _stream(answers: Answers, reply: _Reply, with_usage: bool) -> AsyncIte
 def failed(error: ApiError) -> bytes:
     """An error in the middle of a stream; no `[DONE]` follows it."""
     return sse(encode(error_body("openai", error)))
-
-
-def finish_reason(reason: str) -> str:
-    """OpenAI's word for the end of an answer."""
-    return "stop" if reason == "cancelled" else reason
 
 
 def usage(counts: Sequence[Sequence[Counts]]) -> Json:

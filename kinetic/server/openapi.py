@@ -53,7 +53,9 @@ _ERRORS = {
     "405": "The path does not take this method.",
     "408": "The body did not arrive in time.",
     "413": "The body is too large.",
+    "414": "The path is too long.",
     "415": "The body is not JSON that says so.",
+    "431": "The headers are too large.",
     "500": "The server failed.",
     "503": "Too many requests wait, or the server is stopping.",
 }

@@ -24,6 +24,7 @@ from kinetic.server.fields import (
     SamplingFields,
     check_length,
     encode,
+    refuse_receipt,
     salt_of,
     sampling_params,
 )
@@ -41,7 +42,7 @@ _TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "sum
 class ResponsesBody(Struct, kw_only=True):
     """The body of /v1/responses."""
 
-    input: str | list[Json] = ""
+    input: str | list[Json] | None = None
     model: str | None = None
     instructions: str | None = None
     tools: list[Json] | None = None
@@ -62,6 +63,7 @@ class ResponsesBody(Struct, kw_only=True):
     chat_template_kwargs: Json | None = None
     cache_salt: str | None = None
     seed: int | None = None
+    receipt: bool | None = None
 
 
 async def responses(request: Request) -> Response:
@@ -86,7 +88,12 @@ async def responses(request: Request) -> Response:
 
 
 def _ask(service: Service, body: ResponsesBody, salt: str) -> Ask:
-    messages = from_items(body.input)
+    refuse_receipt(body.receipt)
+    if not body.input and not body.instructions:
+        raise ApiError(400, "input is missing; give it", "input")
+    messages = from_items(body.input or "")
+    if not messages and not body.instructions:
+        raise ApiError(400, "input holds no message; give one", "input")
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
     messages = _one_system(messages)
@@ -102,7 +109,8 @@ def _ask(service: Service, body: ResponsesBody, salt: str) -> Ask:
         chat=True,
         choice=choice,
         parallel_calls=body.parallel_tool_calls,
-        **response_format_shape((body.text or {}).get("format")),
+        schema_field="text.format",
+        **response_format_shape((body.text or {}).get("format"), "text.format"),
     )
     sampling = SamplingFields(temperature=body.temperature, top_p=body.top_p, seed=body.seed)
     return Ask(
@@ -138,9 +146,16 @@ def _tools(given: list[Json]) -> list[Json]:
 
 
 def _choice(choice: str | Json | None) -> str | Json | None:
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    return choice if isinstance(choice, str) else None
+    if choice is None or choice in ("auto", "none", "required"):
+        return choice
+    named = isinstance(choice, dict) and choice.get("type") == "function"
+    if not isinstance(choice, dict) or not named or not isinstance(choice.get("name"), str):
+        raise ApiError(
+            400,
+            'tool_choice must be "auto", "none", "required" or {"type": "function", "name": ...}',
+            "tool_choice",
+        )
+    return {"type": "function", "function": {"name": choice["name"]}}
 
 
 def from_items(given: str | list[Json]) -> list[Json]:
@@ -160,12 +175,13 @@ def from_items(given: str | list[Json]) -> list[Json]:
             content = _content(item.get("content"), where, pictures=False)
             _say(out, role, content)
         elif kind == "function_call":
-            function = {"name": str(item.get("name")), "arguments": str(item.get("arguments", ""))}
-            call = {"id": str(item.get("call_id")), "type": "function", "function": function}
+            name = _string(item, "name", where)
+            function = {"name": name, "arguments": str(item.get("arguments", ""))}
+            call = {"id": _string(item, "call_id", where), "type": "function", "function": function}
             _assistant(out).setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
             output = _content(item.get("output"), where, pictures=True)
-            call_id = str(item.get("call_id"))
+            call_id = _string(item, "call_id", where)
             out.append({"role": "tool", "tool_call_id": call_id, "content": output})
         elif kind == "reasoning":
             thought = _content(item.get("content") or item.get("summary") or "", where, True)
@@ -174,6 +190,13 @@ def from_items(given: str | list[Json]) -> list[Json]:
         else:
             log.info("%s of type %s is left out", where, str(kind)[:40])
     return out
+
+
+def _string(item: Json, name: str, where: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str) or not value:
+        raise ApiError(400, f"{where}.{name} must be a string", f"{where}.{name}")
+    return value
 
 
 def _say(out: list[Json], role: str, content: str) -> None:
@@ -265,7 +288,7 @@ class Told:
         return self._ended(items, answer.finish)
 
     def _ended(self, items: list[Json], finish: Finish | None) -> Json:
-        cut = finish is None or finish.reason in ("length", "cancelled")
+        cut = finish is None or finish.reason == "length"
         return self.response(
             "incomplete" if cut else "completed",
             output=items,

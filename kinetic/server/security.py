@@ -23,6 +23,8 @@ _APP_SCHEMES = (
     *("chrome-extension", "moz-extension", "safari-web-extension"),
 )
 _OPEN_PATHS = ("/health", "/v1/health", "/")
+MAX_HEAD = 64 << 10
+_MAX_TARGET = 16 << 10
 _METHODS = "GET, POST, HEAD, OPTIONS, DELETE"
 
 
@@ -42,6 +44,27 @@ def host_of(value: str) -> str:
     if value.startswith("["):
         return value[: value.find("]") + 1]
     return value.rpartition(":")[0] if ":" in value else value
+
+
+def _check_head(scope: Scope, headers: Headers) -> None:
+    """Raises: ApiError for a head that is too big, or that may be read in two ways."""
+    close = {"Connection": "close"}
+    target = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
+    if target > _MAX_TARGET:
+        raise ApiError(
+            414, f"the path is longer than {_MAX_TARGET} bytes; send less", headers=close
+        )
+    if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEAD:
+        raise ApiError(
+            431, f"the headers are larger than {MAX_HEAD} bytes; send less", headers=close
+        )
+    if "transfer-encoding" in headers and "content-length" in headers:
+        # What stands between client and server may believe the other one of them.
+        raise ApiError(400, "give Transfer-Encoding or Content-Length, not both", headers=close)
+    host = headers.get("host", "")
+    port = host.removeprefix(host_of(host)).removeprefix(":")
+    if port and not (port.isascii() and port.isdecimal() and int(port[:6]) < 1 << 16):
+        raise ApiError(400, "the Host of this request has a port that is no number; correct it")
 
 
 class Guard:
@@ -67,6 +90,7 @@ class Guard:
         allowed = not origin or self._origin_allowed(origin, headers.get("host", ""))
         response: Response | None = None
         try:
+            _check_head(scope, headers)
             self._check_host(headers)
             if not allowed:
                 raise ApiError(

@@ -22,6 +22,7 @@ from hypercorn.config import Config
 
 from kinetic.errors import UsageError
 from kinetic.server.app import build_app
+from kinetic.server.security import MAX_HEAD
 from kinetic.server.service import Service
 
 log = logging.getLogger("kinetic.server")
@@ -34,7 +35,6 @@ _BUSY_BODY = (
     b'"type":"unavailable_error","param":null,"code":"too_many_connections"}}'
 )
 _WRITE_STALL_MS = 60_000
-_MAX_HEAD = 64 << 10
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -96,7 +96,7 @@ class Server:
         # how long a head may take.
         config.keep_alive_timeout = options.arrival
         config.include_server_header = False
-        config.h11_max_incomplete_size = _MAX_HEAD
+        config.h11_max_incomplete_size = MAX_HEAD
         config.accesslog = None
         config.errorlog = None
         self._context = WorkerContext(None)

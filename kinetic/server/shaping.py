@@ -34,6 +34,8 @@ class Shape:
     tools: object = None
     """The request's tools and choice as they were sent, for its receipt."""
     tool_choice: object = None
+    schema_field: str = "response_format"
+    """What the request calls the form of its answer."""
 
     @property
     def several_calls(self) -> bool:
@@ -56,13 +58,15 @@ def choose_tools(
     return [t for t in tools or () if t.get("function", t).get("name") in names], chosen
 
 
-def response_format_shape(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """`Shape`'s fields of an OpenAI `response_format`.
+def response_format_shape(given: object, where: str = "response_format") -> dict[str, Any]:
+    """`Shape`'s fields of an OpenAI `response_format`; `where` is what the request calls it.
 
     Raises: ApiError for one that is not known.
     """
     if given is None:
         return {}
+    if not isinstance(given, Mapping):
+        raise ApiError(400, f"{where} must be an object with a type", where)
     kind = given.get("type")
     if kind == "text":
         return {}
@@ -73,16 +77,13 @@ def response_format_shape(given: Mapping[str, Any] | None) -> dict[str, Any]:
         inner = given.get("json_schema")
         schema = inner.get("schema") if isinstance(inner, Mapping) else given.get("schema")
         if not isinstance(schema, Mapping | bool):
-            raise ApiError(
-                400,
-                "response_format.json_schema.schema must be a JSON Schema object",
-                "response_format.json_schema.schema",
-            )
+            param = f"{where}.schema" if where == "text.format" else f"{where}.json_schema.schema"
+            raise ApiError(400, f"{param} must be a JSON Schema object", param)
         return {"schema": schema}
     raise ApiError(
         400,
-        f"response_format.type {kind!r} is not known; use text, json_object or json_schema",
-        "response_format.type",
+        f"{where}.type {str(kind)[:40]!r} is not known; use text, json_object or json_schema",
+        f"{where}.type",
     )
 
 
@@ -144,7 +145,7 @@ def _held(service: Service, shape: Shape) -> Held:
 def _constraint(service: Service, shape: Shape) -> GrammarConstraint | None:
     """What the answer is held to; compiled here, so that what cannot be is refused at once."""
     wanted = {
-        "response_format": shape.schema is not None or shape.json_object,
+        shape.schema_field: shape.schema is not None or shape.json_object,
         "grammar": bool(shape.grammar),
         "a forced tool call": shape.choice.forced,
     }
@@ -153,7 +154,7 @@ def _constraint(service: Service, shape: Shape) -> GrammarConstraint | None:
     if not named and not strict:
         return None
     if len(named) > 1:
-        raise ApiError(400, f"use one of {' and '.join(named)}, not both", "response_format")
+        raise ApiError(400, f"use one of {' and '.join(named)}, not both", named[0])
     try:
         if shape.json_object:
             return json_value(service.vocabulary)

@@ -102,10 +102,16 @@ async def ollama_embed(request: Request) -> Response:
     """POST /api/embed."""
     service, started = service_of(request), time.perf_counter()
     body = await read(request, OllamaEmbedBody)
-    texts = _texts(body.input if body.input is not None else "", "input")
-    vectors, tokens = await _embed(
-        service, texts, body.dimensions, truncate=body.truncate is not False
-    )
+    service.need_pooling(rank=False)
+    vectors: list[np.ndarray] = []
+    tokens = 0
+    if body.input:  # as with Ollama, a request without texts only loads the model
+        vectors, tokens = await _embed(
+            service,
+            _texts(body.input, "input"),
+            body.dimensions,
+            truncate=body.truncate is not False,
+        )
     return json_response(
         {
             "model": body.model or tagged(service),
@@ -121,7 +127,10 @@ async def ollama_embeddings(request: Request) -> Response:
     """POST /api/embeddings."""
     service = service_of(request)
     body = await read(request, OllamaEmbedBody)
-    vectors, _ = await _embed(service, _texts(body.prompt or "", "prompt"), None, truncate=True)
+    service.need_pooling(rank=False)
+    if not body.prompt:  # as with Ollama, this only loads the model
+        return json_response({"embedding": []})
+    vectors, _ = await _embed(service, [body.prompt], None, truncate=True)
     return json_response({"embedding": vectors[0].tolist()})
 
 

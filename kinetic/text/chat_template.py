@@ -27,6 +27,7 @@ MAX_TEMPLATE_BYTES = 1 << 20
 _KNOWN_ROLES = frozenset(
     ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 )
+_SHOWN_ROLES = ("system", "developer", "user", "assistant", "tool")
 # What a model wrote earlier and the client sends back.
 _MODEL_FIELDS = ("content", "reasoning_content", "reasoning", "thinking")
 
@@ -173,7 +174,7 @@ class ChatTemplate:
         where = f"messages[{index}]"
         if not isinstance(role, str):
             raise TemplateError(f"{where}.role must be a string")
-        self._check_role(role, where)
+        self._check_role(role, where, source)
         out: dict[str, object] = {k: v for k, v in message.items() if v is not None}
         out["role"] = "system" if role == "developer" and "developer" not in source else role
         content = _content(message.get("content"), where)
@@ -189,14 +190,21 @@ class ChatTemplate:
             out[name] = guard.model(value) if by_model else guard.user(value)
         return out
 
-    def _check_role(self, role: str, where: str) -> None:
-        """Templates print roles between markup, so a made-up role must not complete a token."""
+    def _check_role(self, role: str, where: str, source: str) -> None:
+        """A role must be a common one or one that the template itself names.
+
+        Templates leave others out in silence, or print them between markup, where a made-up one
+        could complete a token.
+        """
         if role in _KNOWN_ROLES:
             return
-        if not role.replace("_", "").isalnum() or any(
-            role in t.text for t in self._tokenizer.special_tokens if t.control
-        ):
-            raise TemplateError(f"{where}.role is not a role that a chat can have")
+        markup = any(role in t.text for t in self._tokenizer.special_tokens if t.control)
+        named = f"'{role}'" in source or f'"{role}"' in source
+        if markup or not named or not role.replace("_", "").isalnum():
+            raise TemplateError(
+                f"{where}.role {role[:40]!r} is not a role that a chat can have; "
+                f"use {', '.join(_SHOWN_ROLES[:-1])} or {_SHOWN_ROLES[-1]}"
+            )
 
 
 class _Program:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -41,6 +43,46 @@ def model(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mode
 
 def ids(model: Model, prompt: list[int], **options: object) -> list[int]:
     return [p.token_id for p in model.generate(prompt, GREEDY, **options)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "limit", "words"),
+    [
+        ("hi", 3, "encode_prompt"),
+        (None, 3, "encode_prompt"),
+        ([1.5], 3, "token ids"),
+        (["a"], 3, "token ids"),
+        ([1], 1.5, "whole number, or None"),
+        ([1], "3", "whole number, or None"),
+        ([1], True, "whole number, or None"),
+        ([1], -1, "0 or more, or None"),
+    ],
+)
+def test_what_is_no_prompt_or_limit_is_refused(
+    model: Model, prompt: object, limit: object, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        list(model.generate(prompt, GREEDY, limit))  # type: ignore[arg-type]
+
+
+def test_close_ends_an_answer_under_way(path: Path) -> None:
+    model = Model.load(path, threads=1)
+    step, made = model.engine.step, []
+
+    def slow(*arguments: Any, **named: Any) -> Any:
+        made.append(1)
+        time.sleep(0.02)
+        return step(*arguments, **named)
+
+    model.engine.step = slow  # type: ignore[method-assign]
+    answer = model.generate([1, 2, 3], SamplingParams(temperature=1.5, seed=1))
+    next(answer)
+    model.close()
+    steps = len(made)
+    rest = list(answer)
+    assert len(made) == steps < CTX // 2 and len(rest) <= steps
+    with pytest.raises(UsageError, match="closed"):
+        list(model.generate([1], GREEDY, 1))
 
 
 def test_greedy_is_the_largest_logit_each_time(model: Model) -> None:

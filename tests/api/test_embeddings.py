@@ -213,3 +213,37 @@ def test_minilm_is_as_near_to_float32_as_its_weights(shared_dir: Path) -> None:
         q, near, far = model.embed([triple[k] for k in ("query", "relevant", "irrelevant")])
         assert q @ near > q @ far
     model.close()
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ("a cat", "put a single text into a list"),
+        (b"a cat", "put a single text into a list"),
+        (None, "must be a list of texts"),
+        (5, "must be a list of texts"),
+        ([5], "a string or a list of token ids"),
+        ([b"a cat"], "a string or a list of token ids"),
+        ([None], "a string or a list of token ids"),
+        ([[1.5]], "whole numbers"),
+        ([["a"]], "whole numbers"),
+    ],
+)
+def test_what_is_no_list_of_texts_is_refused(bert: Model, texts: object, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        bert.embed(texts)  # type: ignore[arg-type]
+
+
+def test_token_ids_may_be_an_array(bert: Model) -> None:
+    ids = np.array([1, 2, 3])
+    assert (bert.embed([ids])[0] == bert.embed([[1, 2, 3]])[0]).all()  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("query", "documents"), [("a", "text"), ("a", None), ("a", [5]), (5, ["a"]), (None, ["a"])]
+)
+def test_what_cannot_be_ranked_is_refused(
+    reranker: Model, query: object, documents: object
+) -> None:
+    with pytest.raises(UsageError, match=r"list of texts|must be a string"):
+        reranker.rank(query, documents)  # type: ignore[arg-type]

@@ -233,6 +233,44 @@ def test_a_stop_does_not_wait_longer_than_it_may(serving, tiny, tiny_path, slow_
     assert time.monotonic() - started < 5
 
 
+ASKS = {
+    "/v1/chat/completions": {**CHAT, "receipt": True},
+    "/v1/completions": {"prompt": "hi", **LONG},
+    "/v1/messages": {"messages": CHAT["messages"], "max_tokens": 900, "seed": 3},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 900},
+    "/api/chat": {"messages": CHAT["messages"], "options": {"num_predict": 900}},
+    "/completion": {"prompt": "hi", **LONG},
+}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", ASKS)
+def test_an_answer_that_a_stop_cuts_off_never_says_that_it_is_complete(
+    serving, tiny, tiny_path, slow_steps, path, stream
+):
+    client = serving(tiny, tiny_path, drain=0.2)
+    found = []
+    asking = threading.Thread(
+        target=lambda: found.append(client.post(path, {**ASKS[path], "stream": stream}))
+    )
+    asking.start()
+    until(lambda: client.service.slots.busy == 1)
+    stop(client)
+    asking.join(20)
+    (reply,) = found
+    if not stream:
+        assert reply.status == 503 and "retry-after" in reply.headers
+        assert b"cut off" in reply.body
+        return
+    assert reply.status == 200 and b"[DONE]" not in reply.body
+    for word in (b"receipt", b"end_turn", b"message_stop", b"response.completed", b"done_reason"):
+        assert word not in reply.body
+    last = reply.lines[-1] if path == "/api/chat" else reply.events[-1][1]
+    assert "cut off" in json.dumps(last) and b"response.incomplete" not in reply.body
+    told = last["response"] if path == "/v1/responses" else last
+    assert told["error"]
+
+
 def stop(client):
     """What SIGTERM does."""
     loop = next(iter(client.service.answers))._loop

@@ -58,7 +58,7 @@ CLIENTS = {
     ),
     "Continue, autocomplete": (
         "/v1/completions",
-        {"prompt": "def f(", "suffix": ")", "stop": ["\n"], "stream": True, "logprobs": None},
+        {"prompt": "def f(", "stop": ["\n"], "stream": True, "logprobs": None},
         {},
     ),
     "SillyTavern, text": ("/v1/completions", {"prompt": "hi", "stream": True, **SAMPLERS}, {}),

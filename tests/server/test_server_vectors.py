@@ -80,6 +80,13 @@ def test_what_has_no_vector_is_refused(embedder, body):
     assert embedder.post("/v1/embeddings", body).status == 400
 
 
+@pytest.mark.parametrize("body", [{}, {"input": None}, {"input": []}, {"input": ""}])
+def test_ollama_without_input_gives_no_vectors(embedder, client, body):
+    assert embedder.post("/api/embed", body).json["embeddings"] == []
+    assert embedder.post("/api/embeddings", body).json["embedding"] == []
+    assert client.post("/api/embed", body).status == 400
+
+
 def test_an_embedding_model_says_where_it_is_served(embedder, ranker):
     for path in ("/v1/chat/completions", "/completion", "/api/chat", "/v1/messages"):
         messages = [{"role": "user", "content": "x"}]

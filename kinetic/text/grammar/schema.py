@@ -10,7 +10,7 @@ The library refuses most of what it cannot enforce. What it would let pass is ca
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import cast
 
 from kinetic.errors import UsageError
@@ -39,6 +39,40 @@ _REFUSED += ("unevaluatedProperties", "dependencies", "dependentSchemas", "depen
 _REFUSED += ("propertyNames", "uniqueItems", "contains", "minContains", "maxContains", "not")
 _REFUSED += ("if", "then", "else")
 _HARMLESS: Mapping[str, object] = {"uniqueItems": False}
+
+
+_TYPES = ("null", "boolean", "object", "array", "number", "integer", "string")
+
+
+def _is_type(value: object) -> bool:
+    names = value if isinstance(value, list) else [value]
+    return all(isinstance(name, str) and name in _TYPES for name in names)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: object) -> bool:
+    return _is_number(value) and value >= 0 and value == int(value)  # type: ignore[operator, call-overload]
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+_FORMS: tuple[tuple[tuple[str, ...], str, Callable[[object], bool]], ...] = (
+    (("type",), f"one of {', '.join(_TYPES)}, or a list of such", _is_type),
+    (_LISTS, "a list of schemas", lambda value: isinstance(value, list)),
+    (_MAPS, "an object of schemas", lambda value: isinstance(value, Mapping)),
+    (_COUNTS, "a whole number of at least 0", _is_count),
+    (("minimum", "maximum", "exclusiveMinimum"), "a number", _is_number),
+    (("exclusiveMaximum", "multipleOf"), "a number", _is_number),
+    (("required",), "a list of strings", _are_texts),
+    (("enum",), "a list of values", lambda value: isinstance(value, list)),
+    (("pattern", "format"), "a string", lambda value: isinstance(value, str)),
+)
+"""What the values of some keywords must be, and how that is said."""
 
 
 def prepared(schema: object) -> dict[str, object] | bool:
@@ -79,6 +113,7 @@ def _schema(
         raise UsageError(f"the schema's {where}/$ref must begin with #, inside this schema")
     if isinstance(reference, str):
         targets.add(reference)
+    _check_forms(schema, where)
     out: dict[str, object] = dict(schema)
     for key, value in schema.items():
         if key in _ONE:
@@ -100,6 +135,14 @@ def _schema(
         out["anyOf"] = out.pop("oneOf")
     _close_keys(out, where)
     return out
+
+
+def _check_forms(schema: Mapping[str, object], where: str) -> None:
+    """The library's own words for these would not say which keyword is wrong."""
+    for key, value in schema.items():
+        for keys, words, good in _FORMS:
+            if key in keys and value is not None and not good(value):
+                raise UsageError(f"the schema's {where}/{key} must be {words}; correct it")
 
 
 def _rewrite_patterns(schema: dict[str, object], where: str) -> None:

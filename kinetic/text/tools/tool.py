@@ -119,7 +119,9 @@ def choose(tools: Sequence[Tool], choice: object = None) -> ToolChoice:
         return ToolChoice(())
     if choice in ("required", "any"):
         if not offered:
-            raise UsageError(f"tool_choice is {choice!r} but the request offers no tools")
+            raise UsageError(
+                f"tool_choice is {choice!r} but the request offers no tools; give some"
+            )
         return ToolChoice(offered, forced=True)
     name = _chosen_name(choice)
     if name is None:
@@ -129,7 +131,9 @@ def choose(tools: Sequence[Tool], choice: object = None) -> ToolChoice:
         )
     named = tuple(t for t in offered if t.name == name)
     if not named:
-        raise UsageError(f"tool_choice names {name!r}, which is not among the request's tools")
+        raise UsageError(
+            f"tool_choice names {name!r}, which is not among the request's tools; name one of those"
+        )
     return ToolChoice(named, forced=True)
 
 
