@@ -348,7 +348,8 @@ def _open_file(path: str, in_memory: bool) -> tuple[mmap.mmap | None, NDArray[np
             size = status.st_size
             if size < 24:
                 raise ModelFileError(
-                    f"{shown}: header at byte 0: file is truncated: needs 24 bytes, has {size}"
+                    f"{shown}: header at byte 0: file is truncated: needs 24 bytes, has {size}; "
+                    "get the file again"
                 )
             if in_memory:
                 mapped = _memory(size)
@@ -419,7 +420,7 @@ class _Parser:
             raise self._fail(
                 what,
                 self.pos if offset is None else offset,
-                f"file is truncated: needs {end} bytes, has {self.size}",
+                f"file is truncated: needs {end} bytes, has {self.size}; get the file again",
             )
 
     def _u32(self, what: str) -> int:
@@ -460,7 +461,7 @@ class _Parser:
         if magic in _OLD_MAGICS:
             raise self._fail("magic", 0, "this is a GGML file from before GGUF; convert it")
         if magic != b"GGUF":
-            raise self._fail("magic", 0, "this is not a GGUF file")
+            raise self._fail("magic", 0, "this is not a GGUF file; name a .gguf or .ktc file")
         self.pos = 4
         self.version = self._u32("version")
         if self.version & 0xFFFF == 0 and self.version:
@@ -549,7 +550,8 @@ class _Parser:
             raise self._fail(
                 f"{label}[{broken.index}]",
                 broken.offset,
-                f"file is truncated: needs {broken.needs} bytes, has {self.size}",
+                f"file is truncated: needs {broken.needs} bytes, has {self.size}; "
+                "get the file again",
             ) from None
         return StringArray(self.buf, starts, lengths, f"{self.shown}: {label}")
 
@@ -648,7 +650,7 @@ class _Parser:
             raise self._fail(
                 f"tensor {printable(info.name)}",
                 at,
-                f"file is truncated: needs {needs} bytes, has {self.size}",
+                f"file is truncated: needs {needs} bytes, has {self.size}; get the file again",
             )
         before: tuple[TensorInfo, int] | None = None
         for info, at in sorted(pending, key=lambda p: (p[0].offset, p[0].nbytes)):

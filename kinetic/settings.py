@@ -52,8 +52,16 @@ def cache_dir() -> Path:
 
 
 def models_dir() -> Path:
-    """Kinetic's own folder of models: where they are downloaded to and looked for first."""
-    return _folder("KINETIC_MODELS") or _user_data() / "kinetic" / "models"
+    """Kinetic's own folder of models: where they are downloaded to and looked for first.
+
+    Raises: UsageError when KINETIC_MODELS is a file.
+    """
+    folder = _folder("KINETIC_MODELS")
+    if folder is None:
+        return _user_data() / "kinetic" / "models"
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"KINETIC_MODELS is {str(folder)!r}, which is no folder; name a folder.")
+    return folder
 
 
 def debug_level() -> int:

@@ -24,7 +24,12 @@ def cli_page() -> str:
         f"# Command line\n\n{WRITTEN}\n"
         "`kinetic <command> [options] <model> ...`. Options may stand in any place; after `--` "
         "everything is prompt. llama.cpp's spellings of the options are taken too.\n\n"
-        "Exit codes: 0 done, 1 the command failed, 2 the command line is wrong, 130 Ctrl-C.\n"
+        "Exit codes: 0 done, 1 the command failed, 2 the command line is wrong, 130 Ctrl-C.\n\n"
+        "The line is wrong (2) when an option or a word is, when a path that it names cannot be "
+        "read or written, is a folder where a file is meant, or is there already and would be "
+        "lost, and when a text that it gives (a prompt, grammar, schema, template or key) is "
+        "none. A file that was read and is damaged, of another kind, or does not match makes the "
+        "command fail (1), and so does what the machine or the network lacks.\n"
     ]
     for name in COMMANDS:
         parser = import_module(f"kinetic.cli.{name.replace('-', '_')}").build_parser()

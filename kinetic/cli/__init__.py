@@ -4,7 +4,8 @@ Nothing heavy is imported here. Each command lives in a module of its name, impo
 runs, so `kinetic --help` answers before numpy or LLVM could load, and Ctrl-C while they load
 meets `main`.
 
-Exit codes: 0 done, 1 the command failed, 2 the command line is wrong, 130 Ctrl-C.
+Exit codes: 0 done, 1 the command failed, 2 the command line is wrong, 130 Ctrl-C. A path on the
+line that cannot be read or written makes it wrong (kinetic/cli/named.py); a damaged file is 1.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from kinetic._version import __version__
 from kinetic.errors import InternalError, KineticError, UsageError
+from kinetic.settings import debug_level
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,12 +66,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print_error("there is not enough memory; close other programs or use a smaller model.")
         return 1
     except OSError as error:
+        from kinetic.cli.named import reason
         from kinetic.cli.terminal import STDOUT
 
         if error.filename == STDOUT:
             _drop_stdout()
         where = f"{error.filename}: " if error.filename else ""
-        _print_error(f"{where}{error.strerror or error}")
+        _print_error(f"{where}{reason(error)}")
         return 1
 
 
@@ -111,6 +114,7 @@ def dispatch(arguments: list[str]) -> int:
     if options is None:
         write_out(parser.format_help())
         return 0
+    debug_level()  # a wrong KINETIC_DEBUG is told by every command alike
     code: int = module.run(options)
     return code
 
@@ -171,8 +175,8 @@ def _drop_stdout() -> None:
 
 
 def _print_error(message: str) -> None:
-    from kinetic.cli.terminal import printable
+    from kinetic.cli.terminal import one_line
 
     end = "" if message.endswith((".", "?", "!", ")", ":")) else "."
     with suppress(OSError):  # nowhere to say it; the exit code still tells
-        print(f"kinetic: {printable(message)}{end}", file=sys.stderr, flush=True)
+        print(f"kinetic: {one_line(message)}{end}", file=sys.stderr, flush=True)

@@ -7,9 +7,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kinetic.cli.named import read_text
 from kinetic.cli.options import load_options
 from kinetic.cli.parser import CommandParser, name, whole
-from kinetic.errors import UsageError
+from kinetic.errors import TemplateError, UsageError
 
 if TYPE_CHECKING:
     from kinetic.api import Model
@@ -87,10 +88,7 @@ def template_source(options: argparse.Namespace) -> str | None:
     file = options.chat_template_file
     if file is None:
         return None
-    try:
-        return Path(file).expanduser().read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise UsageError(f"--chat-template-file {file} cannot be read as UTF-8 text.") from None
+    return read_text(file, "--chat-template-file")
 
 
 def has_template(path: Path, options: argparse.Namespace) -> bool:
@@ -110,7 +108,6 @@ def load_model(path: Path, options: argparse.Namespace, **changes: object) -> Mo
     """
     from kinetic.api import Model
     from kinetic.cli.terminal import LoadBar
-    from kinetic.text.chat_template import ChatTemplate
 
     source = template_source(options)
     bar = LoadBar()
@@ -124,6 +121,20 @@ def load_model(path: Path, options: argparse.Namespace, **changes: object) -> Mo
     finally:
         bar.clear()
     if source is not None:
+        try:
+            set_template(model, source, options.chat_template_file)
+        except BaseException:
+            model.close()
+            raise
+    return model
+
+
+def set_template(model: Model, source: str, file: str) -> None:
+    """Give a model the template of a file. Raises: UsageError where it is none."""
+    from kinetic.text.chat_template import ChatTemplate
+
+    try:
         model.chat_template = ChatTemplate(source, model.tokenizer)
         model.chat_template.check()
-    return model
+    except TemplateError as error:
+        raise UsageError(f"--chat-template-file {file}: {error}") from None

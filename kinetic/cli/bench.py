@@ -14,7 +14,7 @@ from collections.abc import Collection
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from kinetic.cli.options import add_model, add_runtime, load_options, no_more_words, take_model
+from kinetic.cli.options import add_model, add_runtime, load_options, take_model
 from kinetic.cli.parser import CommandParser, whole
 from kinetic.cli.terminal import LiveLine, LoadBar, use_utf8, write_out
 
@@ -97,8 +97,7 @@ def run(options: argparse.Namespace) -> int:
         # `--compare model.gguf`: the option's value is optional, so it took the model.
         options.words.insert(0, options.compare)
         options.compare = ""
-    path, words = take_model(options, "bench")
-    no_more_words(words, "bench")
+    path, _ = take_model(options, "bench", alone=True)
     peer = None
     if options.compare is not None:
         from kinetic.cli.compare import Peer

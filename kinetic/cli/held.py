@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kinetic.cli.named import read_text
 from kinetic.cli.parser import CommandParser, name
 from kinetic.errors import UsageError
 
@@ -86,23 +86,12 @@ def given_form(options: argparse.Namespace) -> Form | None:
     if len(named) > 1:
         raise UsageError(f"use one of {' and '.join(named)}, not both.")
     (option,) = named
-    text = _read(given[option], option) if option.endswith("-file") else given[option]
+    text = (
+        read_text(given[option], option, _MOST_BYTES) if option.endswith("-file") else given[option]
+    )
     if option in (_GRAMMAR, _GRAMMAR_FILE):
         return Form(option, grammar=text)
     try:
         return Form(option, schema=json.loads(text))
     except (ValueError, RecursionError):
         raise UsageError(f'{option} takes JSON such as {{"type": "object"}}.') from None
-
-
-def _read(path: str, option: str) -> str:
-    try:
-        with Path(path).open("rb") as file:
-            raw = file.read(_MOST_BYTES + 1)
-        if len(raw) > _MOST_BYTES:
-            raise UsageError(f"{option} {path} has more than the allowed {_MOST_BYTES} bytes.")
-        return raw.decode("utf-8-sig")
-    except OSError as error:
-        raise UsageError(f"{option} {path} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{option} {path} is not UTF-8 text.") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from kinetic.cli.named import model_parts, new_file
 from kinetic.cli.options import add_model, no_more_words, take_model
 from kinetic.cli.parser import CommandParser, name, whole
 from kinetic.cli.terminal import LoadBar, printable, use_utf8, write_out
@@ -62,10 +63,15 @@ def run(options: argparse.Namespace) -> int:
     no_more_words(words, "imatrix")
     if options.file is None:
         raise UsageError(f"give a text file, as in kinetic imatrix {path.name} -f text.txt.")
-    out = Path(options.output).expanduser()
-    if out.exists() and not options.yes:
-        raise UsageError(f"{printable(str(out))} exists; --yes replaces it.")
-    text = read_text(Path(options.file).expanduser())
+    given = Path(options.file).expanduser()
+    out = new_file(
+        options.output,
+        "the new file",
+        sources=[*model_parts(path), given],
+        forced=options.yes,
+        force="--yes",
+    )
+    text = read_text(given)
     most = options.chunks if options.chunks and options.chunks > 0 else None
 
     from kinetic.ir.gguf_split import open_model
@@ -96,7 +102,8 @@ def run(options: argparse.Namespace) -> int:
             collector.close()
     write(out, found)
     write_out(
-        f"{printable(out.name)}: {len(found.matrices)} weights, {found.chunks} windows of "
+        f"{printable(out.name)}: {len(found.matrices)} weights, "
+        f"{found.chunks} window{'' if found.chunks == 1 else 's'} of "
         f"{found.chunk_size} tokens\n"
     )
     return 0

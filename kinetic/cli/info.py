@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from kinetic.cli.options import add_model, no_more_words, take_model
+from kinetic.cli.options import add_model, take_model
 from kinetic.cli.parser import CommandParser
 from kinetic.cli.terminal import printable, use_utf8, write_out
 
@@ -76,8 +76,7 @@ def build_parser() -> CommandParser:
 def run(options: argparse.Namespace) -> int:
     """Describe one file. Raises: ModelFileError when it is missing or damaged."""
     use_utf8()
-    path, words = take_model(options, "info")
-    no_more_words(words, "info")
+    path, _ = take_model(options, "info", alone=True)
     from kinetic.ir.gguf_split import open_model
 
     info = describe(path, open_model(path))
@@ -144,7 +143,8 @@ def as_text(info: Info) -> str:
     row("layers", f"{_or_unknown(info.layers)}, width {_or_unknown(info.width)}")
     row("prediction", "yes (drafts for speculative decoding)" if info.prediction_block else "no")
     for i, w in enumerate(info.weights):
-        size = f"{w.type:<8}{w.tensors:>3} tensors {w.bytes / 2**20:>10.1f} MiB"
+        counted = "tensor " if w.tensors == 1 else "tensors"
+        size = f"{w.type:<8}{w.tensors:>3} {counted} {w.bytes / 2**20:>10.1f} MiB"
         row("" if i else "weights", size + ("" if w.supported else f"  {_NOT_YET}"))
     row("tokenizer", _tokenizer_text(info.tokenizer))
     template = info.chat_template_bytes

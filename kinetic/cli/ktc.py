@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
-from kinetic.cli.options import DEVICE_CLASSES, add_model, no_more_words, take_model
+from kinetic.cli.named import model_parts, new_file
+from kinetic.cli.options import DEVICE_CLASSES, add_model, take_model
 from kinetic.cli.parser import CommandParser, name, whole
 from kinetic.cli.receipts import add_sign_key, sign_key
 from kinetic.cli.terminal import LiveLine, use_utf8, write_out
@@ -52,8 +52,7 @@ def build_parser() -> CommandParser:
 def run(options: argparse.Namespace) -> int:
     """Write or sign one file. Raises: KineticError."""
     use_utf8()
-    path, words = take_model(options, "ktc")
-    no_more_words(words, "ktc")
+    path, _ = take_model(options, "ktc", alone=True)
     key = sign_key(options)
     from kinetic.ktc.write import sign_ktc, write_ktc
 
@@ -65,9 +64,13 @@ def run(options: argparse.Namespace) -> int:
         sign_ktc(path, key)
         write_out(f"{path} is signed by {bytes(key.verify_key).hex()}\n")
         return 0
-    target = Path(options.output).expanduser() if options.output else path.with_suffix(".ktc")
-    if target.exists() and not options.force:
-        raise UsageError(f"{target} is there already; --force writes over it.")
+    target = new_file(
+        options.output or path.with_suffix(".ktc"),
+        "the new file",
+        sources=model_parts(path),
+        forced=options.force,
+        force="--force",
+    )
     line = LiveLine(enabled=sys.stderr.isatty())
     try:
         write_ktc(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from kinetic.errors import ModelFileError, UsageError
+from kinetic.cli.named import readable
+from kinetic.errors import UsageError
 from kinetic.ir.gguf_parts import part_name
 from kinetic.models.found import (
     SUFFIXES,
@@ -15,19 +17,18 @@ from kinetic.models.found import (
 )
 
 
-def find_model(typed: str) -> Path:
-    """The model file a command line names.
+def find_model(typed: str, suffixes: Sequence[str] = (".gguf",)) -> Path:
+    """The model file a command line names; of a folder, those with the suffixes are proposed.
 
     Raises: as `locate`.
     """
-    return locate(typed).path
+    return readable(locate(typed, suffixes).path, "the model")
 
 
-def locate(typed: str) -> FoundModel:
+def locate(typed: str, suffixes: Sequence[str] = (".gguf",)) -> FoundModel:
     """The model a command line names, with its projector and a name to show.
 
-    Raises: ModelFileError, with the nearest files or names there are, when there is none;
-    UsageError for an empty name.
+    Raises: UsageError, with the nearest files or names there are, when there is none.
     """
     if not typed.strip():
         raise UsageError("the model's name is empty; give a file, as in kinetic run model.gguf.")
@@ -35,11 +36,12 @@ def locate(typed: str) -> FoundModel:
     if path.is_file():
         return _file(path)
     if path.is_dir():
-        names = _gguf_names(path)
-        has = f"it holds {_listed(names)}" if names else "there is no .gguf file in it"
-        raise ModelFileError(f"{typed} is a folder; name a model file: {has}.")
+        names = _names(path, suffixes)
+        kinds = " or ".join(suffixes)
+        has = f"it holds {_listed(names)}" if names else f"there is no {kinds} file in it"
+        raise UsageError(f"{typed} is a folder; name a file in it: {has}.")
     if path.exists():
-        raise ModelFileError(f"{typed} is not a regular file; name a .gguf file.")
+        raise UsageError(f"{typed} is not a regular file; name a .gguf file.")
     return _installed(typed, path)
 
 
@@ -62,10 +64,10 @@ def _installed(typed: str, path: Path) -> FoundModel:
     if found is not None:
         return found
     if _looks_like_path(typed):
-        raise ModelFileError(f"there is no file {typed}; {_hint(path)}.")
+        raise UsageError(f"there is no file {typed}; {_hint(path)}.")
     near = closest(typed, models)
     hint = f"did you mean {' or '.join(near)}?" if near else "kinetic models lists those there are;"
-    raise ModelFileError(f"there is no model {typed}; {hint} kinetic pull org/repo downloads one.")
+    raise UsageError(f"there is no model {typed}; {hint} kinetic pull org/repo downloads one.")
 
 
 def _looks_like_path(typed: str) -> bool:
@@ -78,7 +80,7 @@ def _hint(path: Path) -> str:
     folder = path.parent
     if not folder.is_dir():
         return f"there is no folder {folder} either"
-    names = _gguf_names(folder)
+    names = _names(folder, (".gguf",))
     near = get_close_matches(path.name, names, n=3, cutoff=0.5)
     where = "this folder" if folder == Path() else str(folder)
     if near:
@@ -88,9 +90,9 @@ def _hint(path: Path) -> str:
     return "give the path of a .gguf file on this computer"
 
 
-def _gguf_names(folder: Path) -> list[str]:
+def _names(folder: Path, suffixes: Sequence[str]) -> list[str]:
     try:
-        return sorted(p.name for p in folder.iterdir() if p.suffix.lower() == ".gguf")
+        return sorted(p.name for p in folder.iterdir() if p.suffix.lower() in suffixes)
     except OSError:
         return []
 

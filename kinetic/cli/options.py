@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from kinetic import settings
 from kinetic.cli.model_path import find_model
+from kinetic.cli.named import readable
 from kinetic.cli.parser import CommandParser, name, one_of, real, some_of, whole
+from kinetic.cli.terminal import printable
 from kinetic.errors import UsageError
 from kinetic.technologies import TECHNOLOGIES
 
@@ -263,16 +267,32 @@ def load_options(options: argparse.Namespace) -> dict[str, Any]:
         "mmap": not options.no_mmap,
         "mlock": options.mlock,
         "off": frozenset(options.off) | ({"warm-start"} if options.no_prompt_cache else set()),
-        "cache_dir": options.cache_dir or settings.cache_dir() / "warm",
+        "cache_dir": _cache_dir(options),
         "lora": [
-            one
+            (readable(file, "--lora"), scale)
             for given in (options.lora, options.lora_scaled)
             for part in given or []
-            for one in part
+            for file, scale in part
         ],
         "repack_cache": options.repack_cache,
         "repack_cache_limit": int(options.repack_cache_limit * 2**30),
     }
+
+
+def _cache_dir(options: argparse.Namespace) -> Path:
+    """Where the states of prompts are kept; a notice where they cannot be."""
+    if options.cache_dir is None:
+        return settings.cache_dir() / "warm"
+    folder = Path(options.cache_dir).expanduser()
+    there = next((place for place in (folder, *folder.parents) if place.exists()), Path())
+    usable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    if not usable and not options.no_prompt_cache:
+        print(
+            f"kinetic: --cache-dir {printable(str(folder))} cannot be written, so no prompt is "
+            "kept there; name another folder",
+            file=sys.stderr,
+        )
+    return folder
 
 
 def device(options: argparse.Namespace) -> str:
@@ -281,12 +301,17 @@ def device(options: argparse.Namespace) -> str:
     return DEVICES.get(typed, typed)
 
 
-def take_model(options: argparse.Namespace, command: str) -> tuple[Path, list[str]]:
-    """The model file and the words left over for the command.
+def take_model(
+    options: argparse.Namespace, command: str, *, alone: bool = False
+) -> tuple[Path, list[str]]:
+    """The model file and the words left over for the command, which are none where it stands
+    `alone`.
 
-    Raises: UsageError when no model is named, ModelFileError when it does not exist.
+    Raises: UsageError when no model is named, or one that does not exist.
     """
     words: list[str] = options.words
+    if alone:  # before a first word that is no model either
+        no_more_words(words if options.model is not None else words[1:], command)
     if options.model is not None:
         return find_model(options.model), words
     if not words:

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kinetic.cli.named import model_parts, new_file, readable
 from kinetic.cli.options import add_model, add_runtime, load_options, no_more_words, take_model
 from kinetic.cli.parser import CommandParser, name, whole
 from kinetic.cli.terminal import LoadBar, use_utf8, write_out
@@ -74,8 +75,13 @@ def run(options: argparse.Namespace) -> int:
     no_more_words(words, "perplexity")
     if options.file is None:
         raise UsageError(f"give a text file, as in kinetic perplexity {path.name} text.txt.")
-    text = read_text(Path(options.file).expanduser())
-    return _measure(path, text, options)
+    text = read_text(Path(options.file))
+    base = options.kl_divergence_base
+    if base is not None:
+        from kinetic.perplexity.base_file import is_base
+
+        base = new_file(base, "--kl-divergence-base", sources=model_parts(path), ours=is_base)
+    return _measure(path, text, base, options)
 
 
 def _saved(options: argparse.Namespace) -> Path | None:
@@ -89,10 +95,10 @@ def _saved(options: argparse.Namespace) -> Path | None:
         raise UsageError("--kl-divergence-base saves and --kl-divergence reads; give one of them.")
     if options.file is not None:
         raise UsageError("--kl-divergence takes its tokens from the file; leave -f out.")
-    return Path(named).expanduser()
+    return readable(named, "--kl-divergence")
 
 
-def _measure(path: Path, text: str, options: argparse.Namespace) -> int:
+def _measure(path: Path, text: str, saved: Path | None, options: argparse.Namespace) -> int:
     from contextlib import ExitStack
 
     from kinetic.perplexity.base_file import BaseWriter
@@ -107,10 +113,9 @@ def _measure(path: Path, text: str, options: argparse.Namespace) -> int:
             model.tokenizer.encode(text, add_special=True, parse_special=False), window, most
         )
         base = None
-        if options.kl_divergence_base:
-            where = Path(options.kl_divergence_base).expanduser()
+        if saved is not None:
             n_vocab = model.graph.meta.n_vocab
-            base = stack.enter_context(BaseWriter(where, window, n_vocab, tokens))
+            base = stack.enter_context(BaseWriter(saved, window, n_vocab, tokens))
         progress = Progress(len(tokens) // window, shares_line=True)
         for done, sums in enumerate(
             perplexity(model.engine, tokens, window, first_token(model.tokenizer), base), 1

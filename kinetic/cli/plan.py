@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from kinetic.cli.options import add_model, no_more_words, take_model
+from kinetic.cli.options import add_model, take_model
 from kinetic.cli.parser import CommandParser, whole
 from kinetic.cli.terminal import use_utf8, write_out
 
@@ -72,8 +72,7 @@ def build_parser() -> CommandParser:
 def run(options: argparse.Namespace) -> int:
     """Plan one model. Raises: ModelFileError, UnsupportedError, UsageError."""
     use_utf8()
-    path, words = take_model(options, "plan")
-    no_more_words(words, "plan")
+    path, _ = take_model(options, "plan", alone=True)
     made = plan(path, options.ctx_size, options.threads)
     write_out(_as_json(made) if options.json else _as_text(made))
     return 0 if made.fits else 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
+from kinetic.cli.named import model_parts, new_file, readable
 from kinetic.cli.parser import CommandParser, whole
 from kinetic.cli.terminal import LoadBar, printable, use_utf8, write_out
 from kinetic.errors import UsageError
@@ -58,8 +58,8 @@ def run(options: argparse.Namespace) -> int:
             "give the model, the new file and the type, as in "
             "kinetic quantize model-f16.gguf model-Q4_K_M.gguf Q4_K_M."
         )
-    if len(words) == 4 and options.threads is None:
-        options.threads = int(words[3]) if words[3].isdigit() and int(words[3]) else None
+    if len(words) == 4:
+        options.threads = _threads(words[3], options.threads)
     from kinetic.cli.model_path import find_model
     from kinetic.ir.gguf_split import open_model
     from kinetic.quantize.job import make_plan
@@ -67,12 +67,16 @@ def run(options: argparse.Namespace) -> int:
     from kinetic.quantize.mixture import Wishes, find_target
     from kinetic.runtime.cpus import default_threads
 
-    path, out = find_model(words[0]), Path(words[1]).expanduser()
+    path = find_model(words[0])
     target = find_target(words[2])
-    if out.exists() and out.samefile(path):
-        raise UsageError("the new file is the model itself; give it another name.")
-    if out.exists() and not (options.yes or options.dry_run):
-        raise UsageError(f"{printable(str(out))} exists; --yes replaces it.")
+    matrix = None if options.imatrix is None else readable(options.imatrix, "--imatrix")
+    out = new_file(
+        words[1],
+        "the new file",
+        sources=[*model_parts(path), *([] if matrix is None else [matrix])],
+        forced=options.yes or options.dry_run,
+        force="--yes",
+    )
     wishes = Wishes(
         pure=options.pure,
         output_type=_type(options.output_tensor_type),
@@ -83,10 +87,10 @@ def run(options: argparse.Namespace) -> int:
     if options.strict and options.imatrix is None:
         raise UsageError("--strict asks the importance matrix to be complete; give --imatrix FILE.")
     importance = None
-    if options.imatrix is not None:
+    if matrix is not None:
         from kinetic.quantize.importance import read
 
-        importance = read(Path(options.imatrix).expanduser(), options.imatrix)
+        importance = read(matrix, options.imatrix)
     with open_model(path) as source:
         plan = make_plan(
             source,
@@ -115,6 +119,15 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _threads(word: str, given: int | None) -> int:
+    """The fourth word, llama-quantize's place for what -t says. Raises: UsageError."""
+    try:
+        threads = whole(1, 4096)(word)
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"the fourth word is the number of threads: it {error}.") from None
+    return threads if given is None else given
+
+
 def _type(name: str | None) -> str | None:
     """A tensor type by name, in any case. Raises: UsageError naming those there are."""
     if name is None:
@@ -136,5 +149,8 @@ def _pattern(text: str) -> tuple[str, str]:
     try:
         re.compile(name)
     except re.error as error:
-        raise UsageError(f"--tensor-type {text!r}: {error}.") from None
+        raise UsageError(
+            f"--tensor-type takes a regular expression before the =, and {name!r} is none: "
+            f"{error}; a name as it is, such as attn_q, does too."
+        ) from None
     return name, chosen

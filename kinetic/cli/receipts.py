@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from kinetic.cli.named import model_parts, new_file, readable
 from kinetic.cli.parser import CommandParser, name
 from kinetic.errors import UsageError
 
@@ -51,7 +52,7 @@ def sign_key(options: argparse.Namespace) -> SigningKey | None:
         return None
     from kinetic.receipts.signing import load_key
 
-    return load_key(Path(options.sign_key).expanduser())
+    return load_key(readable(options.sign_key, "--sign-key"))
 
 
 class Wanted:
@@ -105,7 +106,7 @@ def recorded(form: Form, style: ReasoningStyle | None, thinking: bool) -> Held:
     return Held("json_schema", json.dumps(form.schema), style, thinking)
 
 
-def wanted(options: argparse.Namespace) -> Wanted | None:
+def wanted(options: argparse.Namespace, model: Path) -> Wanted | None:
     """The receipt that the command line asks for, its key and its place checked.
 
     Raises: UsageError.
@@ -114,7 +115,14 @@ def wanted(options: argparse.Namespace) -> Wanted | None:
         if options.sign_key is not None:
             raise UsageError("--sign-key signs a receipt; add --receipt FILE to write one.")
         return None
-    path = Path(options.receipt).expanduser()
-    if path.is_dir() or not path.parent.is_dir():
-        raise UsageError(f"--receipt {path} is no place for a file; name one in a folder there is.")
-    return Wanted(path, sign_key(options))
+    return Wanted(place(options.receipt, "--receipt", model), sign_key(options))
+
+
+def place(file: str, what: str, model: Path) -> Path:
+    """Where a receipt may be written: a new file, or one that is an older receipt.
+
+    Raises: UsageError, above all for the model itself.
+    """
+    from kinetic.receipts.files import is_receipt
+
+    return new_file(file, what, sources=model_parts(model), ours=is_receipt)

@@ -21,6 +21,7 @@ from kinetic.cli.asking import (
     token_limit,
 )
 from kinetic.cli.held import add_forms, given_form
+from kinetic.cli.named import read_bytes
 from kinetic.cli.options import (
     add_model,
     add_runtime,
@@ -87,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
 
         return talk(path, options)
     prompt = _prompt(options, words)
-    receipt = wanted(options)
+    receipt = wanted(options, path)
 
     model = load_model(path, options)
     from kinetic.api import SamplingParams
@@ -222,13 +223,7 @@ def _may_chat(path: Path, options: argparse.Namespace) -> bool:
 
 
 def _read_file(file: str) -> str:
-    from pathlib import Path
-
-    try:
-        raw = Path(file).expanduser().read_bytes()
-    except OSError as error:
-        raise UsageError(f"--file {file} cannot be read: {error.strerror}.") from None
-    return _decoded(raw, f"the prompt in {file}")
+    return _decoded(read_bytes(file, "--file"), f"the prompt in {file}")
 
 
 def _read_stdin() -> str:

@@ -8,12 +8,12 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kinetic.cli.asking import set_template, template_source
 from kinetic.cli.options import (
     add_model,
     add_runtime,
     add_sampling,
     load_options,
-    no_more_words,
     sampling_overrides,
     take_model,
 )
@@ -148,23 +148,20 @@ def build_parser() -> CommandParser:
 def run(options: argparse.Namespace) -> int:
     """Serve until told to stop. Raises: any KineticError of loading or listening."""
     use_utf8()
-    path, words = take_model(options, "serve")
-    no_more_words(words, "serve")
+    path, _ = take_model(options, "serve", alone=True)
     _need_packages()
     from kinetic.server.serve import Server, listen
     from kinetic.server.service import Service
-    from kinetic.text.chat_template import ChatTemplate
 
     logging.basicConfig(format="kinetic: %(message)s", level=logging.WARNING, stream=sys.stderr)
-    template = _template(options.chat_template_file)
+    template = template_source(options)
     wanted = _server_options(options)
     sockets = listen(wanted.host, wanted.port)  # before a load that may take long
     try:
         model = _load(path, options)
         try:
             if template is not None:
-                model.chat_template = ChatTemplate(template, model.tokenizer)
-                model.chat_template.check()
+                set_template(model, template, options.chat_template_file)
             wanted = replace(wanted, parallel=model.scheduler.parallel)
             service = Service(model, path, wanted, sampling_overrides(options))
             server = Server(service, sockets)
@@ -175,17 +172,6 @@ def run(options: argparse.Namespace) -> int:
         for sock in sockets:
             sock.close()
     return 0
-
-
-def _template(file: str | None) -> str | None:
-    from pathlib import Path
-
-    if file is None:
-        return None
-    try:
-        return Path(file).expanduser().read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise UsageError(f"--chat-template-file {file} cannot be read as UTF-8 text.") from None
 
 
 def _need_packages() -> None:

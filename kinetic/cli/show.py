@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from kinetic.cli.options import DEVICE_CLASSES, add_model, no_more_words, take_model
+from kinetic.cli.options import DEVICE_CLASSES, add_model, take_model
 from kinetic.cli.parser import CommandParser, name
 from kinetic.cli.terminal import use_utf8, write_out
 from kinetic.errors import UsageError
@@ -57,8 +57,7 @@ def run(options: argparse.Namespace) -> int:
     ]
     if len(asked) > 1:
         raise UsageError(f"show prints one thing at a time: choose {' or '.join(asked)}.")
-    path, words = take_model(options, "show")
-    no_more_words(words, "show")
+    path, _ = take_model(options, "show", alone=True)
     if options.list:
         from kinetic.api import show_names
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 def speed(tokens: int, steps: int, seconds: float) -> str:
     """So many tokens, in so many steps of so much time."""
-    rate = f"{steps / seconds:.1f}" if steps > 0 and seconds > 0 else "-"
-    return f"{tokens} token{'' if tokens == 1 else 's'} at {rate} tok/s"
+    counted = f"{tokens} token{'' if tokens == 1 else 's'}"
+    return f"{counted} at {steps / seconds:.1f} tok/s" if steps > 0 and seconds > 0 else counted
 
 
 def answer_speed(tokens: int, seconds: float) -> str:

@@ -22,10 +22,20 @@ _CONTROL = {
     code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"
 }
 
+# Line ends, tabs, and what turns the direction of a line around.
+_BREAKS = {9: "\\t", 10: "\\n"} | {
+    code: f"\\u{code:04x}" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A))
+}
+
 
 def printable(text: str) -> str:
     """`text` with its control characters spelled out, and lone surrogates replaced."""
     return text.translate(_CONTROL).encode("utf-8", "replace").decode("utf-8")
+
+
+def one_line(text: str) -> str:
+    """`printable`, with what would begin a line or move a column spelled out too."""
+    return printable(text.translate(_BREAKS))
 
 
 def use_utf8() -> None:

@@ -7,7 +7,7 @@ import sys
 
 from kinetic.cli.model_path import find_model
 from kinetic.cli.parser import CommandParser
-from kinetic.cli.terminal import LiveLine, printable, use_utf8, write_out
+from kinetic.cli.terminal import LiveLine, one_line, use_utf8, write_out
 from kinetic.errors import UsageError
 
 
@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     words: list[str] = options.words
     if len(words) != 1:
         raise UsageError("name one file, as in kinetic verify model.ktc.")
-    path = find_model(words[0])
+    path = find_model(words[0], (".ktc",))
     from kinetic.ktc.verify import verify_ktc
 
     line = LiveLine(enabled=sys.stderr.isatty())
@@ -41,9 +41,9 @@ def run(options: argparse.Namespace) -> int:
     if found.n_ctx is not None:
         profile.append(f"context {found.n_ctx}")
     write_out(
-        f"file:      {printable(path.name)}, {found.nbytes} bytes, made by "
-        f"{printable(found.made_by)}\n"
-        f"profile:   {printable(', '.join(profile))}\n"
+        f"file:      {one_line(path.name)}, {found.nbytes} bytes, made by "
+        f"{one_line(found.made_by)}\n"
+        f"profile:   {one_line(', '.join(profile))}\n"
         f"hashes:    {found.sections} sections match\n"
         f"signature: {signed}\n"
     )

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from kinetic.cli.named import readable
 from kinetic.cli.options import DEVICE_CLASSES, DEVICES
 from kinetic.cli.parser import CommandParser, name, one_of, whole
-from kinetic.cli.terminal import LiveLine, LoadBar, printable, use_utf8, write_out
+from kinetic.cli.terminal import LiveLine, LoadBar, one_line, use_utf8, write_out
 from kinetic.errors import ModelFileError, UnsupportedError, UsageError
 
 
@@ -70,8 +71,10 @@ def run(options: argparse.Namespace) -> int:
     from kinetic.receipts.seal import check_signature
     from kinetic.receipts.verify import check_file, headline, load_again, rerun
 
-    record = read_receipt(Path(words[0]).expanduser())
+    record = read_receipt(readable(words[0], "the receipt"))
     _say("receipt", headline(record))
+    if _class_of(record) not in DEVICE_CLASSES:
+        _say("", f"device.class {_class_of(record)} is none that this Kinetic knows")
     public = check_signature(record, words[0])
     _say("signature", "none" if public is None else f"valid, public key {public}")
 
@@ -110,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _say(what: str, text: str) -> None:
     head = f"{what}: " if what else ""
-    write_out(f"{head:<11}{printable(text)}\n")
+    write_out(f"{head:<11}{one_line(text)}\n")
 
 
 def _model(given: str | None, path: str, file: str) -> Path:
@@ -121,20 +124,24 @@ def _model(given: str | None, path: str, file: str) -> Path:
     for typed in (path, file):
         try:
             return find_model(typed)
-        except (ModelFileError, UsageError):
+        except UsageError:
             continue
     raise ModelFileError(
         f"the receipt's model {path} is not on this computer; give its place with --model"
     )
 
 
+def _class_of(record: Mapping[str, object]) -> str:
+    device = record["device"]
+    assert isinstance(device, dict)
+    return str(device["class"])
+
+
 def _device_class(record: Mapping[str, object]) -> str | None:
     """The receipt's device class where this CPU has it; None for the best there is."""
     from kinetic.codegen.targets.llvm_x86 import cpu_target
 
-    device = record["device"]
-    assert isinstance(device, dict)
-    wanted = str(device["class"])
+    wanted = _class_of(record)
     if wanted not in DEVICE_CLASSES:
         return None
     try:

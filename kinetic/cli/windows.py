@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kinetic.cli import named
 from kinetic.cli.terminal import LiveLine
-from kinetic.errors import UsageError
 
 if TYPE_CHECKING:
     from kinetic.text.tokenizer import Tokenizer
@@ -19,13 +19,9 @@ DEFAULT_WINDOW = 512
 def read_text(path: Path) -> str:
     """A text file, without its last line end, as llama.cpp reads a prompt's.
 
-    Raises: UsageError for other bytes than UTF-8.
+    Raises: UsageError where it cannot be read, or is not UTF-8.
     """
-    try:
-        text = path.read_bytes().decode()
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is not UTF-8 text; convert it first.") from None
-    return text.removesuffix("\n")
+    return named.read_text(path, "the text", encoding="utf-8").removesuffix("\n")
 
 
 def first_token(tokenizer: Tokenizer) -> int | None:

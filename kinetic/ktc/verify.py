@@ -8,8 +8,8 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from kinetic.errors import ModelFileError, UsageError
-from kinetic.ir.gguf import GGUFFile
+from kinetic.errors import ModelFileError
+from kinetic.ir.gguf import GGUFFile, display_path
 from kinetic.receipts.signing import signature_is_good
 
 _BLOCK = 16 << 20
@@ -30,13 +30,16 @@ class Checked:
 def verify_ktc(path: Path, progress: Callable[[int, int], None] | None = None) -> Checked:
     """Recompute every hash, look at the padding, check the signature.
 
-    *Raises*: ModelFileError naming the first section that does not match; UsageError for a file
-    that is not .ktc; UnsupportedError for a signature without PyNaCl.
+    *Raises*: ModelFileError naming the first section that does not match, or for a file that is
+    not .ktc; UnsupportedError for a signature without PyNaCl.
     """
     with GGUFFile.open(path) as file:
         manifest = file.manifest
         if manifest is None:
-            raise UsageError(f"{path} is no .ktc file; only those hold hashes to verify")
+            raise ModelFileError(
+                f"{display_path(str(path))} is no .ktc file, and only those hold hashes to verify; "
+                "kinetic ktc makes one of it"
+            )
         total, at = file.size, 0
         for section in manifest.sections:
             if any(bytes(file.raw(at, section.offset - at))):

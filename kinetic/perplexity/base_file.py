@@ -31,6 +31,15 @@ def scored_rows(n_ctx: int) -> int:
     return n_ctx - 1 - n_ctx // 2
 
 
+def is_base(path: Path) -> bool:
+    """Whether a file begins as one of these does."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
 class BaseWriter:
     """Writes a file as chunks come; it has its name only when it is complete.
 

@@ -97,7 +97,8 @@ def _fallbacks(choices: list[Choice]) -> list[str]:
     """A sentence for each type that some tensors' rows do not fit."""
     count = Counter((c.fallback_from, c.type_name) for c in choices if c.fallback_from)
     return [
-        f"{n} tensors have rows that are no whole number of {wanted} blocks: {given} instead"
+        f"{n} {'tensor has' if n == 1 else 'tensors have'} rows that are no whole number of "
+        f"{wanted} blocks: {given} instead"
         for (wanted, given), n in count.items()
     ]
 

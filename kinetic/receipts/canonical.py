@@ -42,12 +42,24 @@ def parse(data: bytes, where: str) -> dict[str, Json]:
             raise ValueError(f"it is nested deeper than the allowed {MAX_DEPTH} levels")
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except UnicodeDecodeError as error:
-        raise ModelFileError(f"{where} is not UTF-8 text at byte {error.start}") from None
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"{where} is not proper JSON: {error}") from None
+        raise _no_receipt(where, f"not UTF-8 text at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise _no_receipt(
+            where, f"not proper JSON at line {error.lineno}, column {error.colno}"
+        ) from None
+    except RecursionError:
+        raise _no_receipt(where, "nested too deep") from None
+    except ValueError as error:
+        raise _no_receipt(where, f"not proper JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ModelFileError(f"{where} is JSON, but not an object of fields")
+        raise _no_receipt(where, "JSON, but not an object of fields")
     return value
+
+
+def _no_receipt(where: str, why: str) -> ModelFileError:
+    return ModelFileError(
+        f"{where} is no receipt, or a damaged one: it is {why}; kinetic run --receipt writes one"
+    )
 
 
 def leaves(value: Json, path: str = "") -> Iterator[tuple[str, Json]]:

@@ -34,6 +34,14 @@ def text(value: Json) -> str | None:
     return None
 
 
+def line(value: Json) -> str | None:
+    """Text of one line: it is shown in a report, whose lines it must not be able to forge."""
+    wrong = text(value)
+    if wrong is None and not all(c.isprintable() for c in str(value)):
+        return "must be one line without control characters"
+    return wrong
+
+
 def whole(low: int, high: int) -> Check:
     """A whole number in a range."""
 
@@ -166,16 +174,16 @@ REQUEST: Table = {
 
 RECEIPT: Table = {
     "receipt": one_of(VERSION),
-    "kinetic": {"version": text, "build": hex_digits(16)},
-    "arithmetic": text,
+    "kinetic": {"version": line, "build": hex_digits(16)},
+    "arithmetic": line,
     "graph": _HASH,
     "model": _FILE,
     "device": {
-        "class": text,
-        "name": text,
+        "class": line,
+        "name": line,
         "settings": {
             "ctx-size": whole(1, 2**31 - 1),
-            "kv-type": text,
+            "kv-type": line,
             "lora": list_of({**_FILE, "scale": number}, 64),
         },
     },

@@ -42,6 +42,17 @@ def write_receipt(path: Path, record: Mapping[str, Json]) -> None:
         raise UsageError(f"the receipt {path} cannot be written: {error.strerror}") from None
 
 
+def is_receipt(path: Path) -> bool:
+    """Whether a file is a receipt, of whatever version, so that a new one may replace it."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode) or path.stat().st_size > MAX_BYTES:
+            return False
+        record = parse(path.read_bytes(), str(path))
+    except (OSError, ValueError, ModelFileError):
+        return False
+    return "receipt" in record and "seal" in record
+
+
 def read_receipt(path: Path) -> Record:
     """The receipt in a file, each field checked and compared with its seal.
 

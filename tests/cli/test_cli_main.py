@@ -73,11 +73,11 @@ def test_help_answers_at_once(kinetic):
         (["--temp", "0", "run"], 2, "options come after the command"),
         (["run"], 2, "name a model file"),
         (["bench"], 2, "name a model file"),
-        (["run", "no-such.gguf", "hi"], 1, "there is no file no-such.gguf"),
+        (["run", "no-such.gguf", "hi"], 2, "there is no file no-such.gguf"),
         (["run", "", "hi"], 2, "the model's name is empty"),
         (["run", "-m", "", "hi"], 2, "the model's name is empty"),
-        (["run", "-m", "no-such.gguf", "hi"], 1, "there is no file no-such.gguf"),
-        (["info", "no/such/folder/x.gguf"], 1, "there is no folder no/such/folder either"),
+        (["run", "-m", "no-such.gguf", "hi"], 2, "there is no file no-such.gguf"),
+        (["info", "no/such/folder/x.gguf"], 2, "there is no folder no/such/folder either"),
         (["run", "m", "--tmep", "0"], 2, "did you mean --temp?"),
         (["bench", "m", "--repetition=3"], 2, "did you mean --repetitions?"),
         (["run", "m", "--temp"], 2, "--temp needs a value"),
@@ -109,7 +109,7 @@ def test_a_missing_file_names_those_near_it(kinetic, tmp_path):
 
 def test_errors_show_no_control_character(kinetic):
     done = kinetic("info", "a\x1b[31mb.gguf")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "\x1b" not in done.stderr
     assert "\\x1b[31m" in done.stderr
 
@@ -146,15 +146,17 @@ def test_ctrl_c_while_the_command_is_imported_ends_cleanly_too():
 
 
 def _wait_until_it_reads(pid: int) -> None:
-    """Wait until the process sleeps in a read of its pipe (or a second has passed)."""
-    for _ in range(100):
+    """Wait until the process sleeps in a read of its pipe, however long a busy machine takes."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
         time.sleep(0.02)
         try:
             where = Path(f"/proc/{pid}/wchan").read_text()
+            call = Path(f"/proc/{pid}/syscall").read_text().split()
         except OSError:
-            time.sleep(1)
+            time.sleep(5)  # a system that does not tell
             return
-        if "pipe" in where:
+        if "pipe" in where or call[:2] == ["0", "0x0"]:  # read(0, ...)
             return
 
 
@@ -213,7 +215,7 @@ def test_a_closed_stream_is_no_accident(line, code, says):
 def test_a_full_disk_under_stdout_is_named():
     done = shell("kinetic run --help > /dev/full")
     assert done.returncode == 1
-    assert done.stderr == "kinetic: stdout: No space left on device.\n"
+    assert done.stderr.startswith("kinetic: stdout: No space left on device; free some of")
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_every_command_takes_a_name(kinetic, home):
     assert done.returncode == 0
     assert done.stdout.startswith(f"{NAME}.gguf\n")
     done = kinetic("info", "tiny-Q4")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert f"there is no model tiny-Q4; did you mean {NAME}?" in done.stderr
 
 
@@ -164,7 +164,7 @@ def test_rm_asks_and_yes_does_not(kinetic, home):
     assert done.returncode == 0
     assert done.stdout.startswith(f"deleted {NAME}, ")
     assert not file.exists()
-    assert kinetic("rm", "--yes", NAME).returncode == 1
+    assert kinetic("rm", "--yes", NAME).returncode == 2
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")

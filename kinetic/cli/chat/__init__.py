@@ -17,7 +17,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from kinetic.cli.asking import add_asking
-from kinetic.cli.options import add_model, add_runtime, add_sampling, no_more_words, take_model
+from kinetic.cli.named import model_parts, new_file
+from kinetic.cli.options import add_model, add_runtime, add_sampling, take_model
 from kinetic.cli.parser import CommandParser, name
 from kinetic.cli.terminal import use_utf8
 
@@ -54,8 +55,7 @@ def build_parser() -> CommandParser:
 def run(options: argparse.Namespace) -> int:
     """Chat until the person leaves. Raises: any KineticError of loading the model."""
     use_utf8()
-    path, words = take_model(options, "chat")
-    no_more_words(words, "chat")
+    path, _ = take_model(options, "chat", alone=True)
     return talk(path, options, options.history)
 
 
@@ -64,6 +64,8 @@ def talk(path: Path, options: argparse.Namespace, history: str | None = None) ->
     from kinetic.cli.chat.session import open_session
     from kinetic.cli.terminal import is_interactive
 
+    if history is not None:  # a wrong place is told without a terminal too, where none is kept
+        new_file(history, "--history", sources=model_parts(path), ours=lambda there: True)
     if not is_interactive():
         from kinetic.cli.chat import lines
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kinetic.cli.chat.session import Session
+from kinetic.cli.receipts import place
 from kinetic.errors import UsageError
 
 
@@ -117,7 +118,7 @@ def _receipt(session: Session, rest: str) -> str:
     record = session.receipt()
     if not rest:
         return receipt_text(record).rstrip("\n")
-    path = Path(rest).expanduser()
+    path = place(rest, "/receipt", Path(session.model.file.path))
     write_receipt(path, record)
     return f"The receipt of the last answer is in {path}."
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prompt_toolkit import PromptSession
@@ -19,6 +18,7 @@ from kinetic.cli.chat.ahead import RunAhead
 from kinetic.cli.chat.commands import COMMANDS, Leave, obey
 from kinetic.cli.chat.lines import MORE, PROMPT, full_context
 from kinetic.cli.chat.screen import AnswerWriter, dimmed
+from kinetic.cli.named import new_file, reason
 from kinetic.cli.terminal import printable
 from kinetic.errors import KineticError, UsageError
 
@@ -36,11 +36,11 @@ def history_of(file: str | None) -> History:
     """
     if file is None:
         return InMemoryHistory()
-    path = Path(file).expanduser()
+    path = new_file(file, "--history", ours=lambda there: True)
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND, 0o600))
     except OSError as error:
-        raise UsageError(f"--history {file} cannot be written: {error.strerror}.") from None
+        raise UsageError(f"--history {file} cannot be written: {reason(error)}.") from None
     return FileHistory(str(path))
 
 
