@@ -57,7 +57,7 @@ def test_the_layout_is_the_manuals(kinetic, model):
         "  layers         18, width 640",
         "  prediction     no",
         "  weights        Q4_K      2 tensors        0.0 MiB",
-        "                 F32       1 tensors        0.0 MiB",
+        "                 F32       1 tensor         0.0 MiB",
         "  tokenizer      llama (default), 4 tokens, BOS <bos>, EOS <eos>",
         "  chat template  10 bytes",
     ]
