@@ -46,7 +46,7 @@ _TYPES = ("null", "boolean", "object", "array", "number", "integer", "string")
 
 def _is_type(value: object) -> bool:
     names = value if isinstance(value, list) else [value]
-    return all(isinstance(name, str) and name in _TYPES for name in names)
+    return bool(names) and all(isinstance(name, str) and name in _TYPES for name in names)
 
 
 def _is_number(value: object) -> bool:
@@ -57,19 +57,24 @@ def _is_count(value: object) -> bool:
     return _is_number(value) and value >= 0 and value == int(value)  # type: ignore[operator, call-overload]
 
 
+def _is_filled(value: object) -> bool:
+    return isinstance(value, list) and bool(value)
+
+
 def _are_texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 _FORMS: tuple[tuple[tuple[str, ...], str, Callable[[object], bool]], ...] = (
     (("type",), f"one of {', '.join(_TYPES)}, or a list of such", _is_type),
-    (_LISTS, "a list of schemas", lambda value: isinstance(value, list)),
+    (_LISTS, "a list of at least one schema", _is_filled),
     (_MAPS, "an object of schemas", lambda value: isinstance(value, Mapping)),
     (_COUNTS, "a whole number of at least 0", _is_count),
     (("minimum", "maximum", "exclusiveMinimum"), "a number", _is_number),
-    (("exclusiveMaximum", "multipleOf"), "a number", _is_number),
+    (("exclusiveMaximum",), "a number", _is_number),
+    (("multipleOf",), "a number above 0", lambda value: _is_number(value) and value > 0),  # type: ignore[operator]
     (("required",), "a list of strings", _are_texts),
-    (("enum",), "a list of values", lambda value: isinstance(value, list)),
+    (("enum",), "a list of at least one value", _is_filled),
     (("pattern", "format"), "a string", lambda value: isinstance(value, str)),
 )
 """What the values of some keywords must be, and how that is said."""
@@ -141,7 +146,7 @@ def _check_forms(schema: Mapping[str, object], where: str) -> None:
     """The library's own words for these would not say which keyword is wrong."""
     for key, value in schema.items():
         for keys, words, good in _FORMS:
-            if key in keys and value is not None and not good(value):
+            if key in keys and not good(value):
                 raise UsageError(f"the schema's {where}/{key} must be {words}; correct it")
 
 
