@@ -147,7 +147,7 @@ def test_the_queue_is_bounded(engine: Engine) -> None:
     scheduler.submit(request([1, 2, 3]), first)
     for one in heard[:2]:
         scheduler.submit(request([4, 5]), one)
-    with pytest.raises(QueueFull, match="1 requests are running and 2 are waiting"):
+    with pytest.raises(QueueFull, match="1 request is running and 2 are waiting"):
         scheduler.submit(request([6]), heard[2])
     assert issubclass(QueueFull, KineticError)
     gate.set()
