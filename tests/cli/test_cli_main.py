@@ -221,7 +221,10 @@ def test_a_full_disk_under_stdout_is_named():
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (PermissionError(13, "Permission denied", "m.gguf"), "kinetic: m.gguf: Permission denied."),
+        (
+            PermissionError(13, "Permission denied", "m.gguf"),
+            "kinetic: m.gguf: Permission denied; check its permissions",
+        ),
         (MemoryError(), "kinetic: there is not enough memory"),
     ],
 )
