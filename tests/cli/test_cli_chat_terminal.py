@@ -149,7 +149,7 @@ def test_history_is_kept_only_where_it_is_asked_for(terminal, tmp_path):
     assert " secret secret" in file.read_text()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     bad = terminal("chat", "--history", "no/such/folder/h")
-    bad.wait_for("--history no/such/folder/h cannot be written")
+    bad.wait_for("--history no/such/folder/h is no place for a file")
     bad.wait_for("left with 2")
 
 
