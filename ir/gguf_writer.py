@@ -7,21 +7,18 @@ file beside it, which an error or Ctrl-C deletes.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
-import shutil
 import struct
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
-from kinetic.errors import InternalError, KineticError, UnsupportedError
+from kinetic.errors import InternalError, UnsupportedError
 from kinetic.ir.ggml_types import GGML_TYPES
-from kinetic.ir.gguf import Value, display_path, printable
+from kinetic.ir.gguf import Value, printable
+from kinetic.ir.new_file import NewFile
 
 VERSION = 3
 _KINDS = {
@@ -137,77 +134,29 @@ class GGUFWriter:
         self._left = [tensor.nbytes for tensor in tensors]
         header = encode_header(metadata, tensors, alignment)
         self.size = len(header) + sum(_padded(n, alignment) for n in self._left)
-        self._check_disk()
-        try:
-            handle, name = tempfile.mkstemp(
-                dir=self.path.parent, prefix=f".{self.path.name}.", suffix=".part"
-            )
-        except OSError as error:
-            raise self._failed(error) from None
-        self._temporary = Path(name)
-        self._file: BinaryIO | None = os.fdopen(handle, "wb")
-        self._write(header)
-
-    def _check_disk(self) -> None:
-        with contextlib.suppress(OSError):
-            free = shutil.disk_usage(self.path.parent).free
-            if free < self.size:
-                raise KineticError(
-                    f"{display_path(self.path.parent.__fspath__())} has {free / 2**30:.2f} GiB "
-                    f"free and the file takes {self.size / 2**30:.2f}; free some space or write "
-                    "to another disk"
-                )
+        self._file = NewFile(self.path, self.size)
+        self._file.write(header)
 
     def write(self, data: bytes | memoryview) -> None:
         """The next bytes of the tensor that is not complete yet."""
         nbytes = len(data) if isinstance(data, bytes) else data.nbytes
         if not self._left or nbytes > self._left[0]:
             raise InternalError(f"{self.path.name}: more bytes than its tensors have")
-        self._write(data)
+        self._file.write(data)
         self._left[0] -= nbytes
         while self._left and self._left[0] == 0:
             self._left.pop(0)
-            assert self._file is not None
             at = self._file.tell()
-            self._write(bytes(_padded(at, self._alignment) - at))
-
-    def _write(self, data: bytes | memoryview) -> None:
-        assert self._file is not None
-        try:
-            self._file.write(data)
-        except OSError as error:
-            raise self._failed(error) from None
-
-    def _failed(self, error: OSError) -> KineticError:
-        what = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
-        return KineticError(
-            f"cannot write {display_path(os.fspath(self.path))}: {what}; nothing was kept"
-        )
+            self._file.write(bytes(_padded(at, self._alignment) - at))
 
     def finish(self) -> None:
         """Give the complete file its name."""
         if self._left:
             raise InternalError(f"{self.path.name}: {len(self._left)} tensors were not written")
-        assert self._file is not None
-        try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._file = None
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(self._temporary, 0o666 & ~mask)
-            os.replace(self._temporary, self.path)
-        except OSError as error:
-            raise self._failed(error) from None
+        self._file.finish()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
-            self._file = None
-        with contextlib.suppress(OSError):
-            self._temporary.unlink()
+        self._file.__exit__(*exc)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Sequence as Items
@@ -25,14 +24,10 @@ from kinetic.codegen.gpu_pipeline import MAX_ROWS as GPU_ROWS
 from kinetic.codegen.gpu_pipeline import compile_for_vulkan
 from kinetic.codegen.objects import source_digest
 from kinetic.codegen.pipeline import (
-    CPU_PASSES,
     MAX_ROWS,
     compile_graph,
-    kernel_functions,
-    run_passes,
 )
-from kinetic.codegen.pipeline import schedule as make_schedule
-from kinetic.codegen.targets.llvm_x86 import CpuTarget, assembly, cpu_target, module_text
+from kinetic.codegen.targets.llvm_x86 import CpuTarget, cpu_target
 from kinetic.embeddings import Embedder, Text, Vector, limits, pages_for
 from kinetic.errors import ContextError, UnsupportedError, UsageError
 from kinetic.generation import (
@@ -46,7 +41,7 @@ from kinetic.ir.gguf import GGUFFile
 from kinetic.ir.gguf_split import open_model
 from kinetic.ir.gpu_program import GpuProgram
 from kinetic.ir.graph import Graph
-from kinetic.ir.program import Launch, Program
+from kinetic.ir.program import Program
 from kinetic.lora import merge
 from kinetic.runtime.cpus import default_threads, usable_cpus
 from kinetic.runtime.devices.cpu import CpuDevice
@@ -70,6 +65,7 @@ from kinetic.runtime.repack_cache import DEFAULT_LIMIT, CacheEntry, entry_key
 from kinetic.runtime.request import Request
 from kinetic.runtime.sampling import DRY_BREAKERS, Sampler, SamplingParams
 from kinetic.runtime.scheduler import Scheduler
+from kinetic.showing import debug, debug_compiled, notice, show, show_names
 from kinetic.technologies import TECHNOLOGIES
 from kinetic.text.breakers import token_sequences
 from kinetic.text.chat_template import ChatTemplate
@@ -223,9 +219,9 @@ class Model:
             threads = default_threads()
         elif threads > usable:
             # Threads meet after every operation: one that waits for a CPU holds up all.
-            _notice(f"{threads} threads on {usable} usable CPUs would be slower; using {usable}")
+            notice(f"{threads} threads on {usable} usable CPUs would be slower; using {usable}")
             threads = usable
-        _debug(1, f"device {target.device_class} ({target.cpu}, {target.dot}), {threads} threads")
+        debug(1, f"device {target.device_class} ({target.cpu}, {target.dot}), {threads} threads")
         file = open_model(path, in_memory=not mmap)
         if file.manifest is not None and ctx_size is None:
             wanted = file.manifest.profile["ctx-size"]
@@ -235,7 +231,7 @@ class Model:
         graph = families.build(file, ctx_size)
         asked, max_rows = limits(graph, _context(graph, ctx_size), MAX_ROWS)
         if ctx_size is not None and asked < ctx_size:
-            _notice(f"context {asked}, the most that this model takes")
+            notice(f"context {asked}, the most that this model takes")
         if vulkan is not None and device_class is not None:
             raise UsageError(f"--device-class {device_class} is not of --device {device}")
         if vulkan is not None:
@@ -250,7 +246,7 @@ class Model:
                 max_rows=max_rows,
                 object_cache=settings.cache_dir() / "kernels",
             )
-            _debug_compiled(graph, target)
+            debug_compiled(graph, target)
         guesses = "rad1" not in off and graph.meta.pooling is None and vulkan is None
         draft = _draft_program(file, target, kv_type) if guesses else None
         n_ctx = context_that_fits(
@@ -264,12 +260,12 @@ class Model:
         if parallel is None:
             parallel = parallel_that_fits(program, n_ctx, free=free_memory(), draft=draft)
         if n_ctx < asked:
-            _notice(f"context {n_ctx} to fit the memory; -c to change")
+            notice(f"context {n_ctx} to fit the memory; -c to change")
         compiled = time.perf_counter()
         n_pages = Engine.pages_for(n_ctx, parallel)
         if graph.meta.pooling is not None:
             n_pages = pages_for(n_ctx, program.max_rows, program.max_outputs)
-        options = LoadOptions(progress=progress, mlock=mlock, notice=_notice)
+        options = LoadOptions(progress=progress, mlock=mlock, notice=notice)
         if repack_cache is not None:
             entry = CacheEntry(
                 Path(repack_cache), _repack_key(file, program, target), repack_cache_limit
@@ -321,7 +317,7 @@ class Model:
                 threads=threads,
                 n_ctx=n_ctx,
                 n_pages=pages,
-                load=LoadOptions(mlock=mlock, notice=_notice),
+                load=LoadOptions(mlock=mlock, notice=notice),
                 beside=cpu,
             )
             block = PredictionBlock(beside, n_ctx, pages)
@@ -331,7 +327,7 @@ class Model:
             model.device_name = gpu.name
         model.adapters = tuple((os.fspath(adapter), scale) for adapter, scale in lora)
         model.load_seconds = time.perf_counter() - started
-        _debug(2, f"compiled {compiled - started:.3f} s, loaded {model.load_seconds:.3f} s in all")
+        debug(2, f"compiled {compiled - started:.3f} s, loaded {model.load_seconds:.3f} s in all")
         return model
 
     # -- prompts ---------------------------------------------------------------------
@@ -628,83 +624,3 @@ def _prompt_identity(file: GGUFFile, program: Program) -> str:
 def _guess_slots(program: Program) -> int:
     """Slots of recurrent state for guesses; each guess that is run needs one."""
     return max(2, min(16, _GUESS_BYTES // program.slot_bytes)) if program.states else 0
-
-
-def _notice(text: str) -> None:
-    print(f"kinetic: {text}", file=sys.stderr)
-
-
-def _debug(level: int, text: str) -> None:
-    if settings.debug_level() >= level:
-        _notice(text)
-
-
-def _debug_compiled(graph: Graph, target: CpuTarget) -> None:
-    """Levels 3 to 6 of the ladder: plan, IR after each pass, LLVM IR, assembly."""
-    level = settings.debug_level()
-    if level >= 3:
-        _debug(3, "plan\n" + _plan_text(graph, target))
-    if level >= 4:
-        run_passes(graph, observe=lambda name, after: _debug(4, f"after {name}\n{after}"))
-    if level >= 5:
-        source = module_text(target, kernel_functions(make_schedule(run_passes(graph), target)))
-        _debug(5, "LLVM IR\n" + source)
-        if level >= 6:
-            _debug(6, "assembly\n" + assembly(target, source))
-
-
-# -- looking inside ------------------------------------------------------------------------
-def show(
-    path: str | os.PathLike[str] | Path,
-    *,
-    after: str | None = None,
-    plan: bool = False,
-    asm: str | None = None,
-    device_class: str | None = None,
-) -> str:
-    """The IR of a model, after a pass if one is named; or its plan; or a kernel's assembly.
-
-    *Raises* `UsageError` for an unknown pass or kernel.
-    """
-    graph, target = _graph(path), cpu_target(device_class)
-    if plan:
-        return _plan_text(graph, target)
-    if asm is not None:
-        return _assembly_of(graph, target, asm)
-    return str(run_passes(graph, after=after) if after else graph)
-
-
-def show_names(path: str | os.PathLike[str] | Path, *, device_class: str | None = None) -> str:
-    """The passes and kernels that `show` can be asked for."""
-    made = make_schedule(run_passes(_graph(path)), cpu_target(device_class))
-    lines = ["passes:", *(f"  {p.name:16} {p.sentence}" for p in CPU_PASSES), "kernels:"]
-    return "\n".join(lines + [f"  {name}" for name in sorted(made.kernels)]) + "\n"
-
-
-def _graph(path: str | os.PathLike[str] | Path) -> Graph:
-    with open_model(path) as file:
-        return families.build(file)
-
-
-def _plan_text(graph: Graph, target: CpuTarget) -> str:
-    made = make_schedule(run_passes(graph), target)
-    lines = [f"{len(made.launches)} launches, arena {made.arena_bytes / 2**20:.1f} MiB"]
-    lines += [_launch_text(i, launch) for i, launch in enumerate(made.launches)]
-    return "\n".join(lines) + "\n"
-
-
-def _launch_text(index: int, launch: Launch) -> str:
-    args = ", ".join(f"{a.kind.name.lower()} {a.value}".rstrip() for a in launch.args)
-    barrier = " | barrier" if launch.barrier else ""
-    return f"{index:4} {launch.kernel}({args}) -> %{launch.node}{barrier}"
-
-
-def _assembly_of(graph: Graph, target: CpuTarget, kernel: str) -> str:
-    made = make_schedule(run_passes(graph), target)
-    if kernel not in made.kernels:
-        names = ", ".join(sorted(made.kernels))
-        raise UsageError(f"no kernel of this model is called {kernel!r}; it has {names}")
-    only = [*made.kernels[kernel]()]
-    known = {f.name for f in only}
-    needed = [f for f in kernel_functions(made) if f.name in known]
-    return assembly(target, module_text(target, needed))

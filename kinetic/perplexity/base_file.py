@@ -9,17 +9,15 @@ token of a chunk when the chunk is run, and is not written.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import struct
-import tempfile
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Self
 
 import numpy as np
 
-from kinetic.errors import KineticError, ModelFileError
+from kinetic.errors import ModelFileError
+from kinetic.ir.new_file import NewFile
 from kinetic.perplexity.scores import Tokens, Words, row_words
 
 MAGIC = b"_logits_"
@@ -50,64 +48,23 @@ class BaseWriter:
         self.path = path
         n_chunk = len(tokens) // n_ctx
         size = _size(n_ctx, n_vocab, n_chunk)
-        with contextlib.suppress(OSError):
-            free = shutil.disk_usage(path.parent).free
-            if free < size:
-                raise KineticError(
-                    f"{path.name} takes {size / 2**30:.2f} GiB and its disk has "
-                    f"{free / 2**30:.2f} free; give fewer --chunks or another folder"
-                )
-        try:
-            handle, name = tempfile.mkstemp(
-                dir=path.parent, prefix=f".{path.name}.", suffix=".part"
-            )
-        except OSError as error:
-            raise self._failed(error) from None
-        self._temporary = Path(name)
-        self._file: BinaryIO | None = os.fdopen(handle, "wb")
-        self._write(_HEADER.pack(MAGIC, n_ctx, n_vocab, n_chunk))
-        self._write(np.ascontiguousarray(tokens, "<i4").tobytes())
+        self._file = NewFile(path, size)
+        self._file.write(_HEADER.pack(MAGIC, n_ctx, n_vocab, n_chunk))
+        self._file.write(np.ascontiguousarray(tokens, "<i4").tobytes())
 
     def write(self, rows: Words) -> None:
         """More rows, in order."""
-        self._write(np.ascontiguousarray(rows, "<u2").data)
-
-    def _write(self, data: bytes | memoryview) -> None:
-        assert self._file is not None
-        try:
-            self._file.write(data)
-        except OSError as error:
-            raise self._failed(error) from None
-
-    def _failed(self, error: OSError) -> KineticError:
-        return KineticError(
-            f"cannot write {self.path}: {error.strerror or error}; nothing was kept, "
-            "give another place"
-        )
+        self._file.write(np.ascontiguousarray(rows, "<u2").data)
 
     def finish(self) -> None:
         """Give the complete file its name."""
-        assert self._file is not None
-        try:
-            self._file.close()
-            self._file = None
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(self._temporary, 0o666 & ~mask)
-            os.replace(self._temporary, self.path)
-        except OSError as error:
-            raise self._failed(error) from None
+        self._file.finish()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
-            self._file = None
-        with contextlib.suppress(OSError):
-            self._temporary.unlink()
+        self._file.__exit__(*exc)
 
 
 class BaseReader:

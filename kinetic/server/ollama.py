@@ -9,6 +9,7 @@ import json
 import logging
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
@@ -377,7 +378,7 @@ def _said(text: str, thinking: str = "", calls: list[Call] | None = None) -> Jso
     return out
 
 
-class _Told:
+class _Told(ABC):
     """An answer in Ollama's words."""
 
     def __init__(self, service: Service, body: _Common) -> None:
@@ -385,9 +386,9 @@ class _Told:
         self.model = body.model or tagged(service)
         self.started = time.perf_counter()
 
+    @abstractmethod
     def said(self, text: str, thinking: str = "", calls: list[Call] | None = None) -> Json:
         """Part of an answer, or all of it."""
-        raise NotImplementedError
 
     def whole(self, answer: Whole) -> Json:
         """The answer at once."""

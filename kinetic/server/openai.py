@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
@@ -344,7 +345,7 @@ def prompt_ids(service: Service, prompt: str | list[Any]) -> list[list[int]]:
 # Answers. ----------------------------------------------------------------------------------
 
 
-class _Reply:
+class _Reply(ABC):
     """An answer in OpenAI's words."""
 
     prefix, kind, chunk_kind = "", "", ""
@@ -377,21 +378,21 @@ class _Reply:
         """One event of a stream."""
         return sse(encode({**self.head, "object": self.chunk_kind, "choices": choices, **more}))
 
+    @abstractmethod
     def choice(self, index: int, whole: Whole, ask: Ask) -> Json:
         """One choice of a whole answer."""
-        raise NotImplementedError
 
     def first(self, index: int, ask: Ask) -> Json | None:
         """What opens a choice of a stream."""
         return None
 
+    @abstractmethod
     def piece(self, piece: Piece, ask: Ask) -> Json | None:
         """Part of a choice."""
-        raise NotImplementedError
 
+    @abstractmethod
     def last(self, finish: Finish, ask: Ask) -> Json:
         """What closes a choice."""
-        raise NotImplementedError
 
 
 class _Chat(_Reply):

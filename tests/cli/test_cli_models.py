@@ -318,7 +318,6 @@ def test_no_other_command_connects(home, command):
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.skipif("serve" not in COMMANDS, reason="there is no server yet")
 def test_the_server_connects_nowhere(home):
     line = [sys.executable, "-c", BARRED, "serve", NAME, "--port", "0"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
@@ -333,7 +332,6 @@ def test_the_server_connects_nowhere(home):
     assert b"BARRED" not in said
 
 
-@pytest.mark.skipif("chat" not in COMMANDS, reason="there is no chat yet")
 def test_chat_connects_nowhere(home):
     done = barred("chat", NAME)  # no terminal and no input: it ends
     assert "BARRED" not in done.stdout + done.stderr

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cpu_device import TARGETS, Floats, canonical, same_words, target
 from support.golden import check_golden
+from support.golden_models import EXACT
 from support.tiny_models import ARCHS, FIRST, tiny_model
 
 from kinetic.codegen.pipeline import compile_graph
@@ -312,44 +313,6 @@ def test_long_paths_give_the_references_words(
 
 # -- against another engine --------------------------------------------------------------------
 
-EXACT = (
-    "llama",
-    "llama-fusedqkv",
-    "llama-moe",
-    "llama-ropefreqs-tied",
-    "llama-ropelinear",
-    "llama-spm-tied-bias",
-    "llama-yarn",
-    "qwen2",
-    "qwen3",
-    "gemma3",
-    "gemma3-softcap",
-    "qwen3moe",
-    "granite",
-    "granitemoe",
-    "granitemoe-shared",
-    "ernie4_5",
-    "ernie4_5-moe",
-    "olmo2",
-    "olmo2-swa-yarn",
-    "exaone4",
-    "exaone4-swa64",
-    "hunyuan-dense",
-    "hunyuan-dense-alpha",
-    "gemma4-e",
-    "gemma4-moe",
-    "lfm2",
-    "lfm2moe",
-    "granitehybrid",
-    "granitehybrid-moe",
-    "falcon-h1",
-    "falcon-h1-nonorm",
-    "qwen35",
-    "qwen35-eqheads",
-    "qwen35moe",
-    "qwen35-mtp",
-    "qwen35moe-mtp",
-)
 QUANTIZED = {
     "q-llama-f16": (0.0015, 9.1e-07),
     "q-llama-bf16": (0.0119, 6.5e-05),

@@ -11,6 +11,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.golden import check_golden
+from support.golden_models import EXACT
 from support.tiny_models import ARCHS, FEW_FORMATS, FIRST, tiny_model
 
 from kinetic.errors import InternalError
@@ -35,44 +36,6 @@ def joined(*parts: Rows) -> Rows:
 
 # ---- against llama.cpp ---------------------------------------------------------------------
 
-EXACT = (
-    "llama",
-    "llama-fusedqkv",
-    "llama-moe",
-    "llama-ropefreqs-tied",
-    "llama-ropelinear",
-    "llama-spm-tied-bias",
-    "llama-yarn",
-    "qwen2",
-    "qwen3",
-    "gemma3",
-    "gemma3-softcap",
-    "qwen3moe",
-    "granite",
-    "granitemoe",
-    "granitemoe-shared",
-    "ernie4_5",
-    "ernie4_5-moe",
-    "olmo2",
-    "olmo2-swa-yarn",
-    "exaone4",
-    "exaone4-swa64",
-    "hunyuan-dense",
-    "hunyuan-dense-alpha",
-    "gemma4-e",
-    "gemma4-moe",
-    "lfm2",
-    "lfm2moe",
-    "granitehybrid",
-    "granitehybrid-moe",
-    "falcon-h1",
-    "falcon-h1-nonorm",
-    "qwen35",
-    "qwen35-eqheads",
-    "qwen35moe",
-    "qwen35-mtp",
-    "qwen35moe-mtp",
-)
 # rms that llama.cpp's own quantized run is off the run on dequantized weights
 QUANTIZED = {
     "q-llama-f16": 0.0015,

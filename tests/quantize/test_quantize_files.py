@@ -16,7 +16,7 @@ from support.tiny_models import tiny_model
 from kinetic.cli import main
 from kinetic.errors import KineticError, ModelFileError
 from kinetic.ir.gguf import GGUFFile
-from kinetic.ir.gguf_writer import GGUFWriter
+from kinetic.ir.new_file import NewFile
 from kinetic.quantize.importance import ImportanceMatrix, read, write
 from kinetic.quantize.job import make_plan, run
 from kinetic.quantize.mixture import find_target
@@ -166,14 +166,14 @@ def test_a_disk_that_fills_up_keeps_nothing(
         def __getattr__(self, name: str) -> object:
             return getattr(self._file, name)
 
-    usual = GGUFWriter._write
+    usual = NewFile.write
 
-    def write_some(self: GGUFWriter, data: bytes | memoryview) -> None:
+    def write_some(self: NewFile, data: bytes | memoryview) -> None:
         if not isinstance(self._file, Full):
             self._file = Full(self._file)  # type: ignore[assignment]
         usual(self, data)
 
-    monkeypatch.setattr(GGUFWriter, "_write", write_some)
+    monkeypatch.setattr(NewFile, "write", write_some)
     with (
         GGUFFile.open(models["dense"]) as source,
         pytest.raises(KineticError, match="the disk is full"),

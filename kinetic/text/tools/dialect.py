@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
@@ -32,7 +33,7 @@ class Region:
     calls: tuple[Call, ...] = ()
 
 
-class Dialect:
+class Dialect(ABC):
     """One way of writing calls.
 
     `openers` are texts that may begin a call; `markers` all markup that the reader must see even
@@ -58,20 +59,20 @@ class Dialect:
             return found[0], True
         return len(text) - partial_marker(text, self.openers), False
 
+    @abstractmethod
     def read(self, text: str, tools: Sequence[Tool], seen: int, end: End | None) -> Region | None:
         """What `text`, which begins with an opener, holds; None while more is needed.
 
         `seen` characters were there at the last call. With `end` nothing more comes. An answer
         once given must not depend on what follows it.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, grammar: CallGrammar, tools: Sequence[Tool], parallel: bool) -> str:
         """What a grammar has to say for calls of these tools: one, or if `parallel` more.
 
         *Raises*: UsageError for a strict tool that cannot be held to its schema.
         """
-        raise NotImplementedError
 
     def offer(self, grammar: CallGrammar, tools: Sequence[Tool]) -> str:
         """What a grammar has to say where calls may stand in a text, and be held there.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kinetic.errors import InternalError
 from kinetic.text.tools.call_grammar import CallGrammar
-from kinetic.text.tools.dialect import Dialect
+from kinetic.text.tools.dialect import Dialect, End, Region
 from kinetic.text.tools.tool import Tool
 
 
@@ -15,6 +16,10 @@ class Harmony(Dialect):
     name = "harmony"
     openers = ("<|channel|>",)
     markers = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>")
+
+    def read(self, text: str, tools: Sequence[Tool], seen: int, end: End | None) -> Region | None:
+        """Never asked: calls are channels, and `kinetic.text.harmony` reads all of them."""
+        raise InternalError("harmony's calls are read by kinetic.text.harmony, not as regions")
 
     def write(self, grammar: CallGrammar, tools: Sequence[Tool], parallel: bool) -> str:
         """Perhaps an analysis, then one message to a function; the answer ends with it."""

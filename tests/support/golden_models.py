@@ -1,0 +1,43 @@
+"""The golden models that several tests walk, by their file names."""
+
+from __future__ import annotations
+
+EXACT = (
+    "llama",
+    "llama-fusedqkv",
+    "llama-moe",
+    "llama-ropefreqs-tied",
+    "llama-ropelinear",
+    "llama-spm-tied-bias",
+    "llama-yarn",
+    "qwen2",
+    "qwen3",
+    "gemma3",
+    "gemma3-softcap",
+    "qwen3moe",
+    "granite",
+    "granitemoe",
+    "granitemoe-shared",
+    "ernie4_5",
+    "ernie4_5-moe",
+    "olmo2",
+    "olmo2-swa-yarn",
+    "exaone4",
+    "exaone4-swa64",
+    "hunyuan-dense",
+    "hunyuan-dense-alpha",
+    "gemma4-e",
+    "gemma4-moe",
+    "lfm2",
+    "lfm2moe",
+    "granitehybrid",
+    "granitehybrid-moe",
+    "falcon-h1",
+    "falcon-h1-nonorm",
+    "qwen35",
+    "qwen35-eqheads",
+    "qwen35moe",
+    "qwen35-mtp",
+    "qwen35moe-mtp",
+)
+"""Golden models with F32 weights whose logits are held to llama.cpp's."""
