@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,13 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # Helpers are imported as `from support.gguf_writer import write_gguf`.
 sys.path.insert(0, str(ROOT / "tests"))
+
+if (
+    threading.current_thread() is threading.main_thread()
+    and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):
+    # A shell's background job ignores Ctrl-C, and so would every program a test starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def find_shared() -> Path | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from typing import cast
@@ -75,7 +75,7 @@ def parse_gbnf(text: str) -> dict[str, Node]:
     """The rules of a grammar.
 
     *Raises*: UsageError for one that is no GBNF, has no root, names a rule that is not there,
-    recurses on the left, or is too big or nested too deep.
+    recurses on the left, never ends, or is too big or nested too deep.
     """
     if len(text) > MAX_BYTES:
         raise UsageError(
@@ -102,6 +102,13 @@ def parse_gbnf(text: str) -> dict[str, Node]:
                     f"the grammar's rule {name} names {reference}, which is no rule of it"
                 )
     _refuse_left_recursion(rules)
+    ending = ending_rules(rules)
+    endless = next((name for name in rules if name not in ending), None)
+    if endless is not None:
+        raise UsageError(
+            f"the grammar's rule {endless} never ends: whichever way it is read, it names itself "
+            "again; give it a way that does not"
+        )
     return rules
 
 
@@ -127,6 +134,16 @@ def references(node: Node) -> Iterator[str]:
 
 def nullable_rules(rules: dict[str, Node]) -> frozenset[str]:
     """The rules that match the empty text."""
+    return _rules_where(rules, lambda body, found: nullable(body, found))
+
+
+def ending_rules(rules: dict[str, Node]) -> frozenset[str]:
+    """The rules that match some text: all but those that name themselves again in every way."""
+    return _rules_where(rules, lambda body, found: nullable(body, found, chars=True))
+
+
+def _rules_where(rules: dict[str, Node], holds: Callable[[Node, set[str]], bool]) -> frozenset[str]:
+    """The fewest rules such that `holds(body, those rules)` for each of them and no other."""
     users: dict[str, list[str]] = {name: [] for name in rules}
     for name, body in rules.items():
         for reference in references(body):
@@ -135,21 +152,22 @@ def nullable_rules(rules: dict[str, Node]) -> frozenset[str]:
     waiting = list(rules)
     while waiting:
         name = waiting.pop()
-        if name not in found and nullable(rules[name], found):
+        if name not in found and holds(rules[name], found):
             found.add(name)
             waiting += users[name]
     return frozenset(found)
 
 
-def nullable(node: Node, rules: set[str] | frozenset[str]) -> bool:
-    """Whether a node matches the empty text, if just these rules do."""
+def nullable(node: Node, rules: set[str] | frozenset[str], *, chars: bool = False) -> bool:
+    """Whether a node matches the empty text, if just these rules do; with `chars`, as if
+    characters did too."""
     if isinstance(node, Chars):
-        return False
+        return chars
     if isinstance(node, Reference):
         return node.name in rules
     if isinstance(node, Repeat):
-        return node.least == 0 or nullable(node.part, rules)
-    matches = (nullable(part, rules) for part in node.parts)
+        return node.least == 0 or nullable(node.part, rules, chars=chars)
+    matches = (nullable(part, rules, chars=chars) for part in node.parts)
     return all(matches) if isinstance(node, Sequence) else any(matches)
 
 

@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.bytes_vocabulary import VOCABULARY, follows, reach
 
 from kinetic.errors import UsageError
-from kinetic.text.grammar import gbnf, gbnf_translate
-from kinetic.text.grammar.gbnf_syntax import parse_gbnf
+from kinetic.text.grammar import gbnf, gbnf_syntax, gbnf_translate
+from kinetic.text.grammar.gbnf_syntax import ending_rules, parse_gbnf
 
 pytest.importorskip("llguidance")
 
@@ -131,8 +131,8 @@ def test_refused(text: str, words: str) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        " | ".join(f'"{"ab" * 30}{i}" root' for i in range(60)),
-        " | ".join(f"[a-{c}]{{0,40}} root2" for c in "bcdefghijk") + '\nroot2 ::= "x" root',
+        " | ".join(f'"{"ab" * 30}{i}" root' for i in range(60)) + ' | "."',
+        " | ".join(f"[a-{c}]{{0,40}} root2" for c in "bcdefghijk") + '\nroot2 ::= "x" root | "y"',
         "[" + "".join(chr(0x4E00 + 2 * i) for i in range(500)) + '] root | "a"',
         "((a | b)* c)* root2\na ::= [a-f]{0,60}\nb ::= [d-k]{0,60}\nc ::= [a-z]{0,60}\n"
         'root2 ::= "x" root | "y"',
@@ -199,6 +199,25 @@ def test_both_forms_match_what_an_expression_matches(expression: str, text: str)
     assert follows(with_terminals(f"root ::= {expression}"), text) == expected
 
 
+def _parsed(grammar: str):
+    """The rules, whether they end or not."""
+    return gbnf_syntax._parser().parse(grammar)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['root ::= "a" root', 'root ::= "a" | x\nx ::= "(" y\ny ::= "[" x', 'root ::= ("a" root){2}'],
+)
+def test_a_rule_that_never_ends_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="never ends"):
+        gbnf(VOCABULARY, text)
+
+
+def test_a_rule_that_may_end_is_not() -> None:
+    assert reach(gbnf(VOCABULARY, 'root ::= "a" root | "b"'), "aab") == (True, None)
+    assert reach(gbnf(VOCABULARY, 'root ::= "a" root?'), "aa") == (True, None)
+
+
 def _small_grammars():
     """Three rules that may name each other, behind a character so that none recurses left."""
     leaf = st.sampled_from(['"a"', '"b"', '"ab"', "[ab]", "[^a]", "w", '"c" x', '"(" y ")"'])
@@ -220,7 +239,13 @@ def _small_grammars():
 
 @settings(max_examples=250, deadline=None)
 @given(_small_grammars(), st.text("aabbc()", max_size=9))
+@example('root ::= ("(" y ")")\nx ::= ("a")\ny ::= ("(" y ")")', "(")
 def test_terminals_match_what_characters_match(grammar: str, text: str) -> None:
+    if any(name not in ending_rules(_parsed(grammar)) for name in _parsed(grammar)):
+        for make in (with_terminals, as_rules):
+            with pytest.raises(UsageError, match="never ends"):
+                make(grammar)
+        return
     assert reach(with_terminals(grammar), text) == reach(as_rules(grammar), text)
 
 
